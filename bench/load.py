@@ -80,11 +80,11 @@ class Callers:
 
 
 @contextlib.asynccontextmanager
-async def connect(port: int, callers: int) -> AsyncIterator[Callers]:
+async def connect(port: int, callers: int, host: str = HOST) -> AsyncIterator[Callers]:
     """Open `callers` connections; closed at the end."""
     loop = asyncio.get_running_loop()
     connections = [
-        (await loop.create_connection(_Connection, HOST, port))[1] for _ in range(callers)
+        (await loop.create_connection(_Connection, host, port))[1] for _ in range(callers)
     ]
     try:
         yield Callers(connections)

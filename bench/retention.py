@@ -93,15 +93,15 @@ class _Week:
     longest: float  # seconds of a transaction
 
 
-class _Watched(Retention):
+class Watched(Retention):
     """Knows how long its longest transaction took."""
 
     longest = 0.0
 
-    async def _step(self, work):  # type: ignore[no-untyped-def]
+    async def _step(self, work, rows=0):  # type: ignore[no-untyped-def]
         began = time.perf_counter()
         try:
-            return await super()._step(work)
+            return await super()._step(work, rows)
         finally:
             self.longest = max(self.longest, time.perf_counter() - began)
 
@@ -170,7 +170,7 @@ async def _live(house: House, a_day: int, *, has_parameters: bool) -> _Week:
             return now  # type: ignore[no-any-return]
 
         digest = ResultIndexer(database, QueueDepth(database, settings), settings)
-        retention = _Watched(database, settings, clock=clock, share=1)
+        retention = Watched(database, settings, clock=clock, share=1)
         week = _Week([], 0.0, 0, 0.0, 0.0)
         began = time.perf_counter()
         arm = "as migrated" if has_parameters else "PostgreSQL's settings"

@@ -210,8 +210,8 @@ def _describe(report: Report, costs: Costs, stored: Stored) -> None:
         f"A prompt of 1,000 characters with an answer of 2,000: {stored.table_bytes:,.0f} bytes of tables and "
         f"indexes; of log {stored.log_bytes:,.0f} bytes until it has ended and "
         f"{stored.digest_log_bytes:,.0f} to make it searchable, which takes PostgreSQL "
-        f"{stored.digest * 1e6:,.0f} us: at most {_DIGESTING / stored.digest:,.0f} results a second, as one "
-        "process digests at a time, and rests as long as it works. 1e9 a day: "
+        f"{stored.digest * 1e6:,.0f} us: at most {_DIGESTING / stored.digest:,.0f} results a second for each "
+        "process with a worker, which rests as long as it works. 1e9 a day: "
         f"{stored.table_bytes * _PER_DAY / 1e12:.1f} TB of tables, "
         f"{(stored.log_bytes + stored.digest_log_bytes) * rate / 1e6:,.0f} MB of log a second.",
     ]

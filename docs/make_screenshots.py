@@ -1,7 +1,8 @@
 """Write docs/images: every page of the web page, of a service that has something to show.
 
 Run from the repository's root by `make screenshots`: it starts `make run` with the demo model on ports of
-its own, sends what the pages are to show, and photographs them in Chromium.
+its own, sends what the pages are to show, and photographs them in Chromium. `IMAGES="bulk launch"` writes only
+these.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from pathlib import Path
 
 import httpx
@@ -104,8 +105,10 @@ def prepare(api: httpx.Client) -> tuple[str, str]:
     return result_id, str(attribution["id"])
 
 
-async def photograph(url: str, result_id: str, attribution_id: str) -> None:
-    """All pages, in light; the playground in dark and as on a phone as well."""
+async def photograph(
+    url: str, names: Collection[str], result_id: str = "", attribution_id: str = ""
+) -> None:
+    """Pages by their names, in light; the playground in dark and as on a phone as well."""
     IMAGES.mkdir(exist_ok=True)
     path = shutil.which("chromium") or shutil.which("google-chrome")
     async with async_playwright() as playwright:
@@ -114,23 +117,19 @@ async def photograph(url: str, result_id: str, attribution_id: str) -> None:
             base_url=url, viewport={"width": 1200, "height": 860}, color_scheme="light"
         )
         page = await context.new_page()
-        await show_playground(page)
-        await show_compare(page)
-        await show_bulk(page)
-        await show_launch(page)
-        for name, address in (
-            ("history", "/history"),
-            ("result", f"/history/{result_id}"),
-            ("attribution", f"/history/{attribution_id}"),
-            ("models", "/models"),
-            ("system", "/system"),
-        ):
-            await page.goto(address, wait_until="networkidle")
-            await take(page, name)
-        await page.set_viewport_size({"width": 390, "height": 800})
-        await page.emulate_media(color_scheme="dark")
-        await page.goto(f"/playground/{result_id}")
-        await take(page, "phone-dark")
+        for name, show in FORMS.items():
+            if name in names:
+                await show(page)
+        for name, address in LOADED.items():
+            if name in names:
+                filled = address.format(result=result_id, attribution=attribution_id)
+                await page.goto(filled, wait_until="networkidle")
+                await take(page, name)
+        if PHONE in names:
+            await page.set_viewport_size({"width": 390, "height": 800})
+            await page.emulate_media(color_scheme="dark")
+            await page.goto(f"/playground/{result_id}")
+            await take(page, PHONE)
         await browser.close()
 
 
@@ -170,7 +169,7 @@ async def show_bulk(page: Page) -> None:
         {"name": "functions.csv", "mimeType": "text/csv", "buffer": b"id,prompt\n" + rows.encode()},
     )
     await page.click("button.primary")
-    await page.check("input[value='/v1/completions']")
+    await page.check("input[value=completion]")
     await page.fill("#max_tokens", "60")
     await page.click("button.primary >> text=Send")
     await page.wait_for_selector("progress")
@@ -196,13 +195,35 @@ async def take(page: Page, name: str) -> None:
     sys.stdout.write(f"docs/images/{name}.png\n")
 
 
-def main() -> None:
+FORMS: dict[str, Callable[[Page], Coroutine[None, None, None]]] = {
+    "playground": show_playground,
+    "compare": show_compare,
+    "bulk": show_bulk,
+    "launch": show_launch,
+}
+# Pages that show what was sent before.
+LOADED = {
+    "history": "/history",
+    "result": "/history/{result}",
+    "attribution": "/history/{attribution}",
+    "models": "/models",
+    "system": "/system",
+}
+PHONE = "phone-dark"
+
+
+def main(names: Collection[str]) -> None:
     """Start, prepare, photograph, stop."""
-    sys.stdout.write("Starting the service with the demo model, then some minutes of load\n")
+    if unknown := set(names) - {*FORMS, *LOADED, PHONE}:
+        raise SystemExit(f"There is no image {', '.join(sorted(unknown))}.")
+    needs_load = bool(set(names) - set(FORMS))
+    load = ", then some minutes of load" if needs_load else ""
+    sys.stdout.write(f"Starting the service with the demo model{load}\n")
     sys.stdout.flush()
     with running() as (url, api):
-        asyncio.run(photograph(url, *prepare(api)))
+        prepared = prepare(api) if needs_load else ()
+        asyncio.run(photograph(url, names, *prepared))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or [*FORMS, *LOADED, PHONE])

@@ -20,8 +20,16 @@ from starlette.responses import FileResponse
 from app import __version__
 from app.api import health
 from app.api.admin import launches, servers
+from app.api.anthropic import batches_router as anthropic_batches, router as anthropic
+from app.api.batch_dialects import batch_services
 from app.api.container import background, new_worker, open_services
-from app.api.errors import error_responses, tenstorrent_errors, tgi_errors
+from app.api.errors import (
+    anthropic_errors,
+    error_responses,
+    openai_errors,
+    tenstorrent_errors,
+    tgi_errors,
+)
 from app.api.infini_gram import router as infini_gram
 from app.api.json_codec import JSON, PROBLEM_JSON
 from app.api.middleware.access import needed_scope
@@ -36,20 +44,24 @@ from app.api.native import (
     create_results,
     exports,
     history,
+    jobs,
     me,
     models,
     results,
     streams,
+    usage,
     webhooks,
 )
 from app.api.native.schemas import ProblemRead
 from app.api.openai import (
     batches_router as openai_batches,
+    embeddings_router as openai_embeddings,
     files_router as openai_files,
     responses_router as openai_responses,
     router as openai,
 )
 from app.api.openai.schemas import OpenAIErrorRead
+from app.api.pooling import router as pooling
 from app.api.raw_routes import REFERENCED, RawRoutes, reference
 from app.api.tenstorrent import router as tenstorrent
 from app.api.tgi import router as tgi
@@ -70,12 +82,24 @@ problems."""
 _ERROR_CATALOGUE = Path(__file__).parents[2] / "docs" / "errors.md"
 
 # Modules with raw routes, which bypass FastAPI.
-_RAW = (results, create_results, streams, contexts, openai, openai_responses, tgi, tenstorrent)
+_RAW = (
+    *(results, create_results, streams, contexts),
+    *(openai, openai_responses, openai_embeddings, pooling, anthropic, tgi, tenstorrent),
+)
 # Their first segment is any name: last, so that they shadow no other path.
 _OF_INDEXES = (attributions, infini_gram)
 _ROUTED = (
     *(results, create_results, streams, contexts, models, servers, launches, webhooks, tgi, me),
-    *(history, openai, openai_responses, openai_files, openai_batches),
+    *(
+        jobs,
+        history,
+        usage,
+        openai,
+        openai_responses,
+        openai_files,
+        openai_batches,
+        anthropic_batches,
+    ),
 )
 
 
@@ -88,9 +112,17 @@ _PROBLEM = _error(
     reference(ProblemRead),
     PROBLEM_JSON,
 )
-# The dialects' errors, by the path's first segment; other paths return problems.
+# The dialects' errors; other paths return problems.
 _ERRORS = {
-    "v1": _error("An error in OpenAI's shape.", reference(OpenAIErrorRead)),
+    **dict.fromkeys(
+        ("v1", *openai_errors.SEGMENTS),
+        _error("An error in OpenAI's shape.", reference(OpenAIErrorRead)),
+    ),
+    "rerank": _error(
+        "An error in OpenAI's shape; in TEI's for a request with `texts`.",
+        {"anyOf": [reference(OpenAIErrorRead), tgi_errors.SCHEMA]},
+    ),
+    anthropic_errors.PATH: _error("An error in Anthropic's shape.", anthropic_errors.SCHEMA),
     **dict.fromkeys(tgi_errors.SEGMENTS, _error("TGI's error.", tgi_errors.SCHEMA)),
     tenstorrent_errors.SEGMENT: _error("Tenstorrent's error.", tenstorrent_errors.SCHEMA),
 }
@@ -116,7 +148,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
             worker = feeder = None
             if with_worker:
                 worker = new_worker(services)
-                feeder = BatchProcessor(openai_batches.batch_services(services))
+                feeder = BatchProcessor(batch_services(services))
             async with background(services, feeder) as tasks:
                 tasks.append(asyncio.create_task(services.hub.run(), name="stream hub"))
                 tasks.append(
@@ -216,12 +248,15 @@ def _openapi(app: FastAPI, settings: Settings) -> dict[str, Any]:
 
 def _describe_security(document: dict[str, Any]) -> None:
     document["components"]["securitySchemes"] = {
-        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a JWT."}
+        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a JWT."},
+        "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
     }
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             needed = needed_scope(method.upper(), path, b"")
             operation["security"] = [] if needed is None else [{"bearer": [needed]}]
+            if anthropic_errors.is_path(path):
+                operation["security"].append({"x-api-key": []})
 
 
 async def _read_errors() -> FileResponse:

@@ -28,6 +28,7 @@ from app.provisioning.reconciler import Reconciler
 from app.provisioning.store import LaunchStore
 from app.queue.admission import Admission
 from app.queue.api_processes import ApiProcess
+from app.queue.budgets import BudgetGuard
 from app.queue.depth import QueueDepth
 from app.queue.idempotency import IdempotencyKeys
 from app.queue.job_queue import JobQueue
@@ -37,6 +38,10 @@ from app.queue.team_limits import TeamLimits
 from app.results.contexts import ContextStore
 from app.results.export import ResultExport
 from app.results.indexer import ResultIndexer
+from app.results.jobs.progress import JobKeeper
+from app.results.jobs.results import JobResults
+from app.results.jobs.retry import JobRetries
+from app.results.jobs.store import JobStore
 from app.results.multi_result import ResultGroups
 from app.results.preparation import Preparation
 from app.results.replays import Replays
@@ -49,9 +54,13 @@ from app.results.store import ResultStore
 from app.results.streams.hub import StreamHub
 from app.results.streams.tickets import StreamTicketStore
 from app.results.submission import Submissions
+from app.results.usage.report import UsageReports
+from app.results.usage.spending import Spending
+from app.webhooks.budget_alerts import BudgetAlerts
 from app.webhooks.delivery import WebhookDeliverer
 from app.webhooks.outbox import WebhookOutbox
 from app.webhooks.sender import Sender
+from app.worker.backends.stored_images import StoredImages
 from app.worker.backends.triton_backend import TritonBackend
 from app.worker.worker import Worker
 
@@ -74,9 +83,11 @@ class Services:
         self.keys = IdempotencyKeys(database, settings)
         self.contexts = ContextStore(database, self.queue, settings)
         self.results = ResultStore(database, self.queue, settings)
+        self.jobs = JobStore(database, settings)
         self.registry = ModelRegistry(database, server_pool, settings)
         self.depth = QueueDepth(database, settings)
-        self.admission = Admission(database, self.depth, self.limits, settings)
+        self.budgets = BudgetGuard(database, settings.currency)
+        self.admission = Admission(database, self.depth, self.limits, self.budgets, settings)
         self.retention = RetentionPolicy(database, settings)
         self.indexes = Indexes(
             read_declarations(settings.indexes_file),
@@ -97,14 +108,17 @@ class Services:
             ),
             self.contexts,
             self.results,
+            self.jobs,
             self.keys,
-            Replays(self.keys, self.results),
+            Replays(self.keys, self.jobs, self.results),
             self.admission,
             self.queue,
         )
+        self.job_results = JobResults(database)
+        self.job_retries = JobRetries(database, self.jobs, self.submissions)
         self.hub = StreamHub(database, self.results, settings)
         self.groups = ResultGroups(settings, self.queue, self.results, self.hub)
-        self.export = ResultExport(database)
+        self.export = ResultExport(database, settings)
         self.positions = QueuePositions(database)
         self.tickets = StreamTicketStore(database, settings)
         self.outbox = WebhookOutbox(database, settings)
@@ -117,6 +131,8 @@ class Services:
         self.profiles = read_profiles(settings.profiles_file)
         self.launches = LaunchStore(database)
         self.history = HistoryStore(database)
+        self.usage = UsageReports(database)
+        self.spending = Spending(database)
         self.system = SystemStore(database, self.depth, self.history)
         self.metrics_collector = MetricsCollector(server_pool, self.registry, self.depth)
         self.readiness = Readiness(database, self.registry, self.depth)
@@ -134,6 +150,7 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
     ):
         services = Services(settings, database, server_pool)
         services.limits.subscribe(services.listener)
+        services.budgets.subscribe(services.listener)
         server_pool.subscribe(services.listener)
         yield services
 
@@ -145,6 +162,7 @@ def new_worker(services: Services) -> Worker:
         services.server_pool,
         settings.engine_silence_seconds,
         continues_by_text=settings.continue_by_text,
+        load_images=StoredImages(services.database).load,
     )
     return Worker(
         services.database, services.queue, backend, services.listener, services.hub, settings
@@ -165,8 +183,10 @@ async def background(
         "registry": services.registry.run(),
         "listener": services.listener.run(),
         "limits": services.limits.run(),
+        "budgets": services.budgets.run(),
         "api_process": services.api_process.run(),
         "maintenance": Maintenance(services.queue, services.settings).run(),
+        "jobs": JobKeeper(services.database).run(),
         "expired": remove_expired(
             [
                 services.keys.remove_expired,
@@ -179,13 +199,18 @@ async def background(
     if feeder is not None:
         work["batches"] = feeder.run()
         work["digest"] = ResultIndexer(services.database, services.depth, services.settings).run()
+        work["spending"] = services.spending.run()
         work["retention"] = Retention(services.database, services.settings).run()
         work["webhooks"] = WebhookDeliverer(
             services.outbox,
             services.results,
+            services.jobs,
             services.registry,
             services.listener,
             Sender(services.settings),
+        ).run()
+        work["budget_alerts"] = BudgetAlerts(
+            services.database, services.outbox, Sender(services.settings), services.settings
         ).run()
         if services.profiles:
             work["launches"] = Reconciler(

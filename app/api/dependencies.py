@@ -56,3 +56,13 @@ def to_id(text: str, noun: str) -> UUID:
         return UUID(text)
     except ValueError:
         raise NotFoundError(f"There is no {noun} {text[:64]!r}.") from None
+
+
+def from_wire_id(prefix: str, text: str, noun: str) -> UUID:
+    """The id in `file-...`, `batch_...`. Raises NotFoundError for an invalid one."""
+    try:
+        if text.startswith(prefix):
+            return UUID(text.removeprefix(prefix))
+    except ValueError:
+        pass
+    raise NotFoundError(f"There is no {noun} {text[:100]!r}.")

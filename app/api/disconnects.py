@@ -10,7 +10,9 @@ from starlette.requests import Request
 from app.api.dependencies import services_of, team_of
 from app.api.sse import until_disconnect
 from app.core.errors import invalid_field
+from app.core.waiting import is_set_by
 from app.queue.enqueue import OnDisconnect
+from app.results.jobs.rows import Job
 from app.results.rows import ResultRow
 from app.results.streams.subscribers import ResultSignal
 
@@ -70,3 +72,23 @@ def on_disconnect_of(request: Request, default: OnDisconnect) -> OnDisconnect:
     if given == b"cancel":
         return "cancel"
     raise invalid_field("X-On-Disconnect", "must be `continue` or `cancel`")
+
+
+async def wait_for_job(request: Request, job_id: UUID, seconds: float) -> Job:
+    """A job once it has ended, or as it is when the time is over or the client disconnects.
+
+    Raises NotFoundError, TooManyWaitersError.
+    """
+    services, team = services_of(request), team_of(request)
+    ends = asyncio.get_running_loop().time() + seconds
+    with (
+        services.hub.expecting(team, job_id) as woken,
+        watch_disconnect(request, woken) as is_disconnected,
+    ):
+        while True:
+            woken.clear()
+            job = await services.jobs.get(team, job_id)
+            is_over = asyncio.get_running_loop().time() >= ends or services.hub.is_closing
+            if job.state == "ended" or is_over or is_disconnected():
+                return job
+            await is_set_by(woken, ends)

@@ -35,6 +35,7 @@ from app.results.rows import LOGPROBS_COPIES, ResultRow
 from app.results.submission import SubmissionOutcome
 
 RESULT_ID_HEADER = "X-Result-Id"
+_REUSED_HEADER = "X-Reused-From"
 _MAX_IDS = 200
 _CLIENT_LEFT = 499  # for the log alone
 
@@ -67,7 +68,7 @@ async def respond_complete(
                 principal.team_id, ids, woken, is_new=is_new, is_disconnected=is_disconnected
             )
             is_over = not is_disconnected()
-            await charge(LOGPROBS_COPIES * sum(len(row.logprobs or "") for row in rows))
+            await charge(LOGPROBS_COPIES * sum(row.logprobs_size for row in rows))
         except (MemoryBusyError, ResultFailedError, StoppingError) as error:
             error.headers[RESULT_ID_HEADER] = to_header(ids)
             if not is_new:
@@ -80,6 +81,8 @@ async def respond_complete(
         return Response(status_code=_CLIENT_LEFT)
     response = await off_loop(sum(row.output_size for row in rows), lambda: render(rows))
     response.headers[RESULT_ID_HEADER] = to_header(ids)
+    if sources := [row.reused_from for row in rows if row.reused_from is not None]:
+        response.headers[_REUSED_HEADER] = to_header(sources)
     if not is_new:
         response.headers[REPLAYED_HEADER] = "true"
     if not group.store:

@@ -1,4 +1,4 @@
-"""Authentication: from the Authorization header to a `Principal`, with no query per request.
+"""Authentication: from the request's headers to a `Principal`, with no query per request.
 
 Verdicts are cached by the token's hash for at most ten seconds. A notification of a revocation clears
 the cache. A process that misses the notification honours the revocation ten seconds later.
@@ -148,11 +148,17 @@ class Authenticator:
 
 
 def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    values = [value for name, value in headers if name == b"authorization"]
+    """The token of `Authorization`, or where there is none of `x-api-key`."""
+    sent = list(headers)
+    values = [value for name, value in sent if name == b"authorization"]
+    if not values:
+        values = [b"Bearer " + value for name, value in sent if name == b"x-api-key"]
     if not values:
         raise UnauthenticatedError(_REMEDY)
     if len(values) > 1:
-        raise UnauthenticatedError("There are several Authorization headers; send one.")
+        raise UnauthenticatedError(
+            "There are several Authorization or x-api-key headers; send one."
+        )
     scheme, _, token = values[0].strip().partition(b" ")
     token = token.strip()
     if scheme.lower() != b"bearer" or not token:

@@ -59,26 +59,26 @@ class Collector:
             if failed is not None:
                 if end != "completed" and failed.error_code in ("cancelled", "deadline_exceeded"):
                     return self.outcomes.stopped(line, end)
-                return self.outcomes.refused(line, failure_of(failed))
+                return self.outcomes.refused(batch, line, failure_of(failed))
             if gone := next((row for row in rows if row.erased_at is not None), None):
-                return self.outcomes.refused(line, erased(gone))
+                return self.outcomes.refused(batch, line, erased(gone))
             return await self._completed(batch, one, rows)
         except NotFoundError as error:
             if end != "completed":
                 return self.outcomes.stopped(line, end)
-            return self.outcomes.refused(line, error)
+            return self.outcomes.refused(batch, line, error)
 
     async def _completed(
         self, batch: Batch, one: InFlightLine, rows: Sequence[ResultRow]
     ) -> LineOutcome:
         render = one.render or await self._render_of(batch, one)
         if isinstance(render, ServiceError):
-            return self.outcomes.refused(one.line, render)
+            return self.outcomes.refused(batch, one.line, render)
         try:
             size = sum(row.output_size for row in rows)
             return await off_loop(size, lambda: self.outcomes.completed(one.line, render(rows)))
         except Exception as error:  # noqa: BLE001 # reported in the line's outcome
-            return self.outcomes.refused(one.line, to_service_error(error, batch.id))
+            return self.outcomes.refused(batch, one.line, to_service_error(error, batch.id))
 
     async def _render_of(self, batch: Batch, one: InFlightLine) -> Render | ServiceError:
         """The rendering of a line that another process has sent."""

@@ -43,8 +43,8 @@ class BatchDialect(Protocol):
     async def read(self, principal: Principal, endpoint: str, body: bytes) -> LineRequest:
         """The request of a line. Raises ServiceError."""
 
-    def refuse(self, error: ServiceError) -> tuple[int, object]:
-        """Status and body of the response to a request that ends with this error."""
+    def refuse(self, endpoint: str, error: ServiceError) -> tuple[int, object]:
+        """Status and body of the endpoint's response to a request that ends with this error."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,4 +100,4 @@ def to_service_error(error: Exception, batch_id: UUID) -> ServiceError:
 
 
 def _principal_of(batch: Batch) -> Principal:
-    return Principal(batch.team_id, frozenset({"use"}))
+    return Principal(batch.team_id, frozenset({"use"}), token_id=batch.token_id)

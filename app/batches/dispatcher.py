@@ -108,7 +108,7 @@ class Dispatcher:
             if _is_transient(error, requests.get(number))
         ]
         outcomes = [
-            self.outcomes.refused(line, refused[line.line])
+            self.outcomes.refused(batch, line, refused[line.line])
             for line in lines
             if line.line in refused and line.line not in waiting
         ]

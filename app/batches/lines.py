@@ -13,7 +13,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from app.batches.dialect import BatchDialect
-from app.batches.rows import End, Line, LineOutcome, NewLine
+from app.batches.rows import Batch, End, Line, LineOutcome, NewLine
 from app.core.errors import ServiceError
 
 _MAX_ERRORS = 100  # that are reported of a file
@@ -131,9 +131,11 @@ class LineOutcomes:
     def completed(self, line: Line, body: object) -> LineOutcome:
         return self._with_response(line, 200, body, is_completed=True)
 
-    def refused(self, line: Line, error: ServiceError) -> LineOutcome:
+    def refused(self, batch: Batch, line: Line, error: ServiceError) -> LineOutcome:
         """The outcome of a line that its endpoint refuses, or whose result failed."""
-        return self._with_response(line, *self.dialect.refuse(error), is_completed=False)
+        return self._with_response(
+            line, *self.dialect.refuse(batch.endpoint, error), is_completed=False
+        )
 
     def stopped(self, line: Line, end: End) -> LineOutcome:
         """The outcome of a line without a response when its batch was stopped."""

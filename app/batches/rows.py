@@ -14,6 +14,10 @@ State = Literal[
 ]  # fmt: skip
 End = Literal["completed", "expired", "cancelled"]
 
+MESSAGES = (
+    "/v1/messages"  # endpoint of batches that Anthropic's API shows; OpenAI's shows the others
+)
+
 ACTIVE = "state IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
 
 
@@ -30,6 +34,7 @@ class NewBatch:
     window_seconds: float
     output_seconds: int | None  # lifetime of its output files; None: no limit
     key: NewKey | None = None
+    token_id: str | None = None  # of its request
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,7 +61,12 @@ class Batch:
     expiring_at: datetime | None
     finalizing_at: datetime | None
     ended_at: datetime | None
+    token_id: str | None
     seconds_left: float = 0.0  # until it expires; only a feeder reads it
+
+    @property
+    def is_of_messages(self) -> bool:
+        return self.endpoint == MESSAGES
 
     @property
     def expected_end(self) -> End:

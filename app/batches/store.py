@@ -9,7 +9,7 @@ from uuid import UUID
 
 import asyncpg
 
-from app.batches.rows import ACTIVE, COLUMNS, Batch, NewBatch
+from app.batches.rows import ACTIVE, COLUMNS, MESSAGES, Batch, NewBatch
 from app.core.database import Connection, Database, lock_team
 from app.core.errors import ConflictError, IdempotencyConflictError, LimitError, NotFoundError
 from app.core.ids import HIGHEST_ID, LOWEST_ID
@@ -34,9 +34,10 @@ SELECT count(*) FROM (
 _CREATE = f"""
 WITH created AS (
   INSERT INTO batches (id, team_id, endpoint, input_file_id, completion_window, metadata,
-                       output_seconds, expires_at, idempotency_key, request_hash, key_expires_at)
+                       output_seconds, expires_at, idempotency_key, request_hash, key_expires_at,
+                       token_id)
   SELECT $1, $2, $3, $4, $5, $6::jsonb, $7, now() + make_interval(secs => $8), $9, $10,
-    now() + make_interval(secs => $11)
+    now() + make_interval(secs => $11), $12
   ON CONFLICT (id) DO NOTHING RETURNING id
 )
 SELECT pg_notify('{BATCHES}', '') FROM created
@@ -44,8 +45,13 @@ SELECT pg_notify('{BATCHES}', '') FROM created
 _GET = f"SELECT {COLUMNS} FROM batches WHERE id = $1 AND team_id = $2"
 # Rows, not equalities: only an index that begins with the team has this order.
 _LIST = f"""
-SELECT {COLUMNS} FROM batches WHERE (team_id, id) >= ($1, $2) AND (team_id, id) < ($1, $3)
-ORDER BY team_id DESC, id DESC LIMIT $4
+SELECT {COLUMNS} FROM batches
+WHERE (team_id, id) > ($1, $2) AND (team_id, id) < ($1, $3) AND (endpoint = '{MESSAGES}') = $5
+ORDER BY team_id {{order}}, id {{order}} LIMIT $4
+"""
+_LISTS = {order: _LIST.format(order=order) for order in ("ASC", "DESC")}
+_DELETE = """
+DELETE FROM batches WHERE id = $1 AND team_id = $2 AND ended_at IS NOT NULL RETURNING id
 """
 _CANCEL = f"""
 WITH marked AS (
@@ -82,9 +88,30 @@ class BatchStore:
             raise NotFoundError(f"There is no batch {batch_id}.")
         return Batch(**row)
 
-    async def list(self, team_id: str, after: UUID | None, limit: int) -> Sequence[Batch]:
-        rows = await self._database.fetch(_LIST, team_id, LOWEST_ID, after or HIGHEST_ID, limit)
-        return [Batch(**row) for row in rows]
+    async def list(
+        self,
+        team_id: str,
+        after: UUID | None,
+        limit: int,
+        *,
+        before: UUID | None = None,
+        is_of_messages: bool = False,
+    ) -> Sequence[Batch]:
+        """Newest first: those behind the id `after`, or the last ones ahead of `before`."""
+        statement = _LISTS["DESC" if before is None else "ASC"]
+        rows = await self._database.fetch(
+            statement, team_id, before or LOWEST_ID, after or HIGHEST_ID, limit, is_of_messages
+        )
+        batches = [Batch(**row) for row in rows]
+        return batches if before is None else batches[::-1]
+
+    async def delete(self, team_id: str, batch_id: UUID) -> None:
+        """Forget a batch that has ended. Raises ConflictError, NotFoundError."""
+        if await self._database.fetchrow(_DELETE, batch_id, team_id) is None:
+            batch = await self.get(team_id, batch_id)
+            raise ConflictError(
+                f"A batch that is {batch.state} cannot be deleted; cancel it first."
+            )
 
     async def cancel(self, team_id: str, batch_id: UUID) -> Batch:
         """Stop a batch; one that is stopped already stays so. Raises ConflictError, NotFoundError."""
@@ -126,6 +153,7 @@ async def _create(connection: Connection, new: NewBatch, max_open: int) -> UUID:
             new.key and new.key.key,
             new.key and new.key.request_hash,
             new.key and new.key.seconds,
+            new.token_id,
         )
     return new.id
 

@@ -17,7 +17,7 @@ from app.batches.rows import ACTIVE, COLUMNS, Batch, End, Line, LineOutcome, New
 from app.core.database import Connection, Database
 from app.core.errors import NotFoundError
 from app.core.record_set import RecordSet
-from app.results.sizes import json_bytes, text_bytes
+from app.results.sizes import json_bytes, text_bytes, vector_bytes
 
 _PAGE_BYTES = 8_000_000  # of bodies that are read at once
 _RENEWALS = 3  # within one lease
@@ -131,7 +131,7 @@ FROM counted c WHERE b.id = $1
 """
 # Results that are over, or gone, and the sizes of their outputs.
 _OVER = f"""
-SELECT i.id, {text_bytes("r.output")} + {json_bytes("r.logprobs")} AS size
+SELECT i.id, {text_bytes("r.output")} + {text_bytes("r.prompt_logprobs")} + {vector_bytes("r.vector")} + {json_bytes("r.logprobs")} AS size
 FROM unnest($1::uuid[]) AS i(id) LEFT JOIN results r ON r.id = i.id
 WHERE r.id IS NULL OR r.state <> 'pending'
 """

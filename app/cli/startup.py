@@ -28,6 +28,7 @@ def schema_fits(settings: Settings) -> bool:
 
     from app.core import schema_version
     from app.core.database import Database, is_transient
+    from app.core.pooler import PoolerError, refusal
 
     async def look() -> None:
         async with (
@@ -41,7 +42,13 @@ def schema_fits(settings: Settings) -> bool:
     except SchemaMismatchError as error:
         sys.stderr.write(f"{error.detail}\n")
         return False
+    except PoolerError as error:
+        sys.stderr.write(f"{error}\n")
+        return False
     except Exception as error:
+        if explained := refusal(error):
+            sys.stderr.write(f"{explained}\n")
+            return False
         if is_transient(error):
             return True
         if not isinstance(error, asyncpg.PostgresError):

@@ -1,4 +1,4 @@
-"""`python -m app team`: limits and retention of teams."""
+"""`python -m app team`: limits, retention and search of teams."""
 
 import argparse
 import sys
@@ -10,6 +10,7 @@ from app.cli.table import write_table
 from app.core.settings.fields import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS
 from app.queue.team_limits import TeamLimits
 from app.results.retention.policy import RetentionPolicy
+from app.results.search_policy import SearchPolicy
 
 _HELP = """Limits of each team for each model. A row for `--model M` overrides the team's row for all
 models, which overrides the defaults (LLM_TEAM_MAX_QUEUED and others, docs/settings.md).
@@ -18,6 +19,9 @@ Running processes apply a change at once. docs/limits.md describes the limits.""
 _RETAIN_HELP = """Retention of a team's results and prompts, from the end of a result. Omitted values are the
 settings' (LLM_RESULTS_RETENTION_SECONDS, LLM_PROMPTS_RETENTION_SECONDS). A change takes effect
 within a minute, also for existing results: docs/retention.md."""
+_SEARCH_HELP = """Whether the words of a team's results are indexed for the search (`q`). `default` goes back to the
+setting LLM_SEARCH. A change takes effect at once, for results that end from then on:
+docs/history.md."""
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 _NUMBERS = {
@@ -30,6 +34,7 @@ _NUMBERS = {
 
 _on_limits = store_command("team", TeamLimits)
 _on_retention = store_command("team", RetentionPolicy)
+_on_search = store_command("team", SearchPolicy)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for flag, what in (("--results", "a result is kept"), ("--prompts", "a prompt is kept")):
         text = f"how long {what}: 90s, 12h, 30d, forever"
         retain(flag, type=_duration, metavar="TIME", help=text)
+    search = add_command(actions, "search", _SEARCH_HELP, _set_search).add_argument
+    search("team", help="the team's id")
+    search("search", choices=("words", "off", "default"), help="what is indexed")
 
 
 def _positive(kind: type) -> Callable[[str], float]:
@@ -74,9 +82,14 @@ def _duration(text: str) -> float:
 _duration.__name__ = "time of 60 seconds to 100 years"
 
 
-@store_command("team", lambda *parts: (TeamLimits(*parts), RetentionPolicy(*parts)))
-async def _list(stores: tuple[TeamLimits, RetentionPolicy], _options: argparse.Namespace) -> None:
-    limits, retention = stores
+_Stores = tuple[TeamLimits, RetentionPolicy, SearchPolicy]
+
+
+@store_command(
+    "team", lambda *parts: (TeamLimits(*parts), RetentionPolicy(*parts), SearchPolicy(*parts))
+)
+async def _list(stores: _Stores, _options: argparse.Namespace) -> None:
+    limits, retention, search = stores
     table = [["team", "model", *_NUMBERS]]
     for team, model, values in await limits.stored():
         table.append([team, model, *(str(values.get(name, "-")) for name in _NUMBERS)])
@@ -85,6 +98,9 @@ async def _list(stores: tuple[TeamLimits, RetentionPolicy], _options: argparse.N
         sys.stdout.write("\n")
         kept = [[team, *map(_duration_text, seconds)] for team, *seconds in own]
         write_table([["team", "results kept", "prompts kept"], *kept])
+    if searches := await search.stored():
+        sys.stdout.write("\n")
+        write_table([["team", "search"], *searches])
 
 
 def _duration_text(seconds: float | None) -> str:
@@ -99,6 +115,14 @@ async def _retain(policy: RetentionPolicy, options: argparse.Namespace) -> None:
         await policy.remove(options.team)
     else:
         await policy.set(options.team, options.results, options.prompts)
+
+
+@_on_search
+async def _set_search(policy: SearchPolicy, options: argparse.Namespace) -> None:
+    if options.search == "default":
+        await policy.remove(options.team)
+    else:
+        await policy.set(options.team, options.search)
 
 
 def _set(options: argparse.Namespace) -> int:

@@ -82,8 +82,8 @@ def _fail(line: str) -> int:
 
 
 async def _generate(settings: Settings) -> None:
+    from app.api.batch_dialects import batch_services
     from app.api.container import background, new_worker, open_services
-    from app.api.openai.batches_router import batch_services
     from app.batches.processor import BatchProcessor
     from app.core import interpreter_tuning
 

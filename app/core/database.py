@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from app.core import metrics
+from app.core import metrics, pooler
 from app.core.errors import DatabaseFullError, DatabaseUnavailableError
 from app.core.fair_share import connection_of_team
 from app.core.primary import SERVER_DOWN, Primary
@@ -61,7 +61,8 @@ WHERE current_setting('synchronous_standby_names') <> ''
 
 def is_transient(error: BaseException) -> bool:
     # asyncpg reports an argument it cannot encode as an InterfaceError that is a ValueError too.
-    return isinstance(error, _PASSING) and not isinstance(error, ValueError)
+    is_fault = isinstance(error, ValueError) or pooler.refusal(error) is not None
+    return isinstance(error, _PASSING) and not is_fault
 
 
 def statement_seconds(settings: Settings) -> float:
@@ -77,13 +78,18 @@ class Database:
         self._name = application_name
         self._timeout = settings.database_timeout_seconds
         self._primary = Primary(settings.database_addresses())
+        # A PgBouncer is connected to by the pool alone.
+        self._direct = (
+            Primary(settings.direct_addresses()) if settings.has_pooler else self._primary
+        )
         self._slow = SlowStatements(settings.slow_statement_seconds)
+        self.keeps_statements = True  # until a PgBouncer shows that it does not
         self._pool: asyncpg.Pool | None = None
 
     async def __aenter__(self) -> "Database":
         self._pool = await asyncpg.create_pool(
-            **self._connect_arguments(),
-            connect=self._primary.connect,
+            **(self._pooler_arguments() if self._settings.has_pooler else self._arguments()),
+            connect=self._connect_pooler if self._settings.has_pooler else self._primary.connect,
             init=self._slow.watch,
             min_size=0,  # the service starts, and reports it, while the database is unavailable
             max_size=self._settings.database_pool_size,
@@ -103,33 +109,44 @@ class Database:
         except TimeoutError:
             self._pool.terminate()
 
-    def _connect_arguments(self, name: str | None = None) -> dict[str, Any]:
-        milliseconds = str(int(self._timeout * 1000))
+    def _arguments(self, name: str | None = None) -> dict[str, Any]:
+        arguments = self._pooler_arguments(name)
+        arguments["server_settings"] |= pooler.session_settings(self._settings)
+        return arguments
+
+    def _pooler_arguments(self, name: str | None = None) -> dict[str, Any]:
+        """Arguments that a PgBouncer accepts: its role has the settings."""
         return {
             "user": self._settings.database_user,
             "password": self._settings.database_password.get_secret_value(),
             "database": self._settings.database_name,
-            "server_settings": {
-                "application_name": name or self._name,
-                "jit": "off",
-                "statement_timeout": milliseconds,
-                "lock_timeout": milliseconds,
-                "idle_in_transaction_session_timeout": milliseconds,
-                # Every statement has its index. A generic plan made while the table was small
-                # must not become a sequential scan of ten million rows.
-                "enable_seqscan": "off",
-                "plan_cache_mode": "force_generic_plan",
-            },
+            "server_settings": {"application_name": name or self._name},
         }
 
+    async def _connect_pooler(self, *_: Any, **arguments: Any) -> asyncpg.Connection:
+        """Connect to a PgBouncer, with prepared statements where it keeps them."""
+        if self.keeps_statements:
+            connection = await self._primary.connect(**arguments)
+            if await pooler.keeps_statements(connection):
+                return connection
+            connection.terminate()
+            self.keeps_statements = False
+        # Unnamed statements stay in one transaction: asyncpg sends no Sync before their execution.
+        return await self._primary.connect(**arguments, statement_cache_size=0)
+
     async def connect(self, name: str | None = None) -> asyncpg.Connection:
-        """Open a connection outside the pool, for the listener or the heartbeat."""
-        return await self._primary.connect(
-            **self._connect_arguments(name), command_timeout=self._timeout
-        )
+        """Open a connection to PostgreSQL outside the pool, for the listener or the heartbeat."""
+        return await self._direct.connect(**self._arguments(name), command_timeout=self._timeout)
+
+    async def require_sessions(self) -> None:
+        """Raise PoolerError if the sessions behind a PgBouncer lack settings of the service."""
+        if self._settings.has_pooler:
+            reason = await self.run(lambda connection: pooler.fault(connection, self._settings))
+            if reason:
+                raise pooler.PoolerError(reason)
 
     def check(self, connection: asyncpg.Connection) -> None:
-        if self._primary.has_left(connection):
+        if self._direct.has_left(connection):
             raise ConnectionResetError("the server has become read-only")
 
     @contextlib.asynccontextmanager

@@ -118,6 +118,10 @@ class SearchTooSlowError(ServiceError):
     status, code, title = 422, "search_too_slow", "The search takes too long"
 
 
+class SearchOffError(ServiceError):
+    status, code, title = 422, "search_off", "The search is off"
+
+
 class MethodError(ServiceError):
     status, code, title = 405, "method_not_allowed", "This route has no such method"
 
@@ -152,8 +156,18 @@ class IdempotencyConflictError(ServiceError):
     status, code, title = 409, "idempotency_conflict", "The key is another request's"
 
 
+class JobClosedError(ServiceError):
+    status, code, title = 409, "job_closed", "The job takes no further rows"
+
+
 class ErasedError(ServiceError):
     status, code, title = 410, "erased", "The texts are erased"
+
+
+class ResultDeletedError(ServiceError):
+    """Row of a job whose result has been deleted; its key is still taken."""
+
+    status, code, title = 410, "result_deleted", "The result has been deleted"
 
 
 class BodyTooLargeError(ServiceError):
@@ -176,6 +190,12 @@ class LimitError(ServiceError):
     """`extra` holds the limit's name and value, and the position in the queue if there is one."""
 
     status, code, title = 429, "limit_reached", "A limit of the team is reached"
+
+
+class BudgetExhaustedError(ServiceError):
+    """`extra` holds the bound's name and value, the use, and the end of the month."""
+
+    status, code, title = 429, "budget_exhausted", "The monthly budget is used up"
 
 
 class StorageFullError(ServiceError):

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 # Channels. An empty payload means "read the table".
 ENQUEUED = "llm_enqueued"  # model names, comma-separated
-ENDED = "llm_ended"  # ids (32 hex digits each, comma-separated) of results that became terminal
+ENDED = "llm_ended"  # ids (32 hex digits each, comma-separated) of results and jobs that ended
 CANCELLED = "llm_cancelled"  # ids of running results whose owner should stop
 WATCHED = "llm_watched"  # a process and the ids that it reads: see results/streams/interest.py
 APPENDED = "llm_appended"  # ids of running results with new stored text

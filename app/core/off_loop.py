@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+from app.core.background_threads import background_threads
 
 _Value = TypeVar("_Value")
 
 MAX_INLINE_CHARACTERS = 8_000  # about a millisecond of the slowest parser
-_THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="texts")
+_THREADS = background_threads("texts", 2)
 
 
 async def off_loop(characters: int, work: Callable[[], _Value]) -> _Value:

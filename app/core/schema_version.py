@@ -47,6 +47,7 @@ def fault(found: str | None) -> str | None:
 
 
 async def require(database: Database) -> None:
+    await database.require_sessions()
     if reason := fault(await read(database)):
         raise SchemaMismatchError(reason)
 

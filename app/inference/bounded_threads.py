@@ -4,9 +4,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from app.core.background_threads import background_threads
 from app.core.waiting import is_set_within
 
 _Value = TypeVar("_Value")
@@ -21,7 +21,7 @@ class ThreadsBusyError(Exception):
 
 class BoundedThreads:
     def __init__(self, name: str, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
+        self._pool = background_threads(name, threads)
 
     async def run(
         self, work: Callable[[], _Value], *, seconds: float, queue_seconds: float

@@ -6,7 +6,7 @@ models that are not ready wait within their deadline.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import asyncpg
@@ -21,6 +21,8 @@ from app.core.errors import (
 from app.core.fair_share import shared_lock
 from app.core.queue_names import INDEX_QUEUES
 from app.core.settings import Settings
+from app.inference.adapters import AdapterFiles, Adapters, full_name
+from app.inference.pooling import Task
 from app.inference.prompts import PromptFormat, PromptFormats
 from app.inference.server_pool import DeadEngine, DeadReport, Server, ServerPool
 from app.inference.triton_client import IndexEntry
@@ -51,13 +53,17 @@ FROM workers w, jsonb_each(w.load) AS m, jsonb_each(m.value -> 'dead') AS s
 WHERE w.dead_at IS NULL AND w.lease_expires_at > now()
 GROUP BY s.key, m.key
 """
+NO_ADAPTERS = Adapters()
 # The model names that TGI's clients send by default: text_generation, huggingface_hub.
 _PLACEHOLDERS = {"tgi", "dummy"}
 
 
 @dataclass(slots=True, frozen=True)
 class Model:
-    """A model as this process knows it. `format` is None if its files are not available."""
+    """A model as this process knows it. `format` is None if its files are not available.
+
+    `adapter` is the LoRA adapter that a request names with it, as `model:adapter`.
+    """
 
     name: str
     version: int | None
@@ -65,10 +71,26 @@ class Model:
     reason: str
     format: PromptFormat | None
     first_seen_at: datetime | None = None
+    adapters: Adapters = NO_ADAPTERS
+    adapter: str | None = None
+
+    @property
+    def full_name(self) -> str:
+        """The name that requests use; `name` is that of the queue."""
+        return full_name(self.name, self.adapter)
+
+    def names_of(self, team_id: str | None) -> list[str]:
+        """The names under which a team may use the model: its own, and one for each adapter."""
+        return [self.name, *(full_name(self.name, one) for one in self.adapters.of_team(team_id))]
 
     @property
     def max_model_len(self) -> int | None:
         return self.format.max_model_len if self.format else None
+
+    @property
+    def task(self) -> Task | None:
+        """The task of a pooling model; None if it generates text, or its files are not available."""
+        return self.format.task if self.format else None
 
     @property
     def has_chat(self) -> bool:
@@ -89,6 +111,7 @@ class ModelRegistry:
         self._period = settings.triton_refresh_seconds
         self._default = settings.default_model
         self._formats = PromptFormats(settings.model_repository)
+        self._adapters = AdapterFiles(settings.model_repository)
         self._models: dict[str, Model] = {}
         self._stored: dict[str, int | None] = {}
         self._served: set[str] = set()  # queues of indexes
@@ -120,24 +143,41 @@ class ModelRegistry:
         ready = self.is_ready(queue)
         return Model(queue, None, ready, "" if ready else "no attribution worker is up", None)
 
-    async def find(self, name: str) -> Model:
-        """The model with this name. Raises UnknownModelError with the list of known ones."""
+    def format_of(self, name: str) -> PromptFormat | None:
+        """The format of a model that may be gone; None if this process does not have its files."""
         model = self._models.get(name)
+        return model.format if model is not None else None
+
+    async def find(self, name: str, team_id: str | None = None) -> Model:
+        """The model with this name, or with the adapter of `model:adapter` if the team may use it.
+
+        Raises UnknownModelError with the list of known ones.
+        """
+        model = self._find(name, team_id)
         if model is None:
             await self.refresh(_MISS_REFRESH_SECONDS)  # it may have been loaded a moment ago
-            model = self._models.get(name)
+            model = self._find(name, team_id)
         if model is None:
-            raise _unknown(name, sorted(self._models))
+            raise _unknown(name, [one for known in self.all() for one in known.names_of(team_id)])
         return model
 
-    async def default(self) -> Model:
+    def _find(self, name: str, team_id: str | None) -> Model | None:
+        if (model := self._models.get(name)) is not None:
+            return model
+        base, _, adapter = name.rpartition(":")
+        model = self._models.get(base)
+        if model is None or not model.adapters.allows(adapter, team_id):
+            return None
+        return replace(model, adapter=adapter)
+
+    async def default(self, team_id: str | None = None) -> Model:
         """The model of a request that names none.
 
         Raises InvalidRequestError if several are ready, ModelNotReadyError if none is ready, and
         UnknownModelError if the setting names an unknown model.
         """
         if self._default is not None:
-            return await self.find(self._default)
+            return await self.find(self._default, team_id)
         ready = sorted(self.ready())
         if len(ready) == 1:
             return await self.find(ready[0])
@@ -151,14 +191,22 @@ class ModelRegistry:
             headers={"Retry-After": "5"},
         )
 
-    async def choose(self, name: str | None) -> Model:
+    async def choose(
+        self, name: str | None, team_id: str | None = None, *, adapter: str | None = None
+    ) -> Model:
         """The model with this name; the default one for None or a placeholder.
+
+        `adapter` names one of its adapters, unless the name does.
 
         Raises the errors of `find` and `default`.
         """
         if name is None or (name in _PLACEHOLDERS and name not in self._models):
-            return await self.default()
-        return await self.find(name)
+            model = await self.default(team_id)
+        else:
+            model = await self.find(name, team_id)
+        if adapter is None or adapter == model.adapter:
+            return model
+        return await self.find(full_name(model.full_name, adapter), team_id)
 
     async def load(self, name: str) -> None:
         """Load a model on each server whose repository has it, known or new.
@@ -175,7 +223,7 @@ class ModelRegistry:
         await self.refresh()
 
     async def unload(self, name: str) -> None:
-        await self.find(name)
+        await self.find(name)  # without a team: no adapter
         for server in await self._having(name):
             if name in server.models:
                 await server.client.unload(name)
@@ -224,7 +272,9 @@ class ModelRegistry:
     async def _merge(self, entries: list[IndexEntry]) -> dict[str, Model]:
         by_name = {entry.name: entry for entry in entries}
         models = {}
-        for name in {entry.name for entry in entries if entry.ready} | set(self._stored):
+        names = {entry.name for entry in entries if entry.ready} | set(self._stored)
+        adapters = await self._adapters.read(names)
+        for name in names:
             version, reason = self._stored.get(name), self.triton_error or "not in the repository"
             entry = by_name.get(name)
             if entry is not None:
@@ -232,7 +282,9 @@ class ModelRegistry:
                 version = entry.version if entry.ready else version
             is_ready = entry is not None and entry.ready
             form, seen_at = await self._formats.get(name), self._seen_at.get(name)
-            models[name] = Model(name, version, is_ready, reason, form, seen_at)
+            models[name] = Model(
+                name, version, is_ready, reason, form, seen_at, adapters.get(name, NO_ADAPTERS)
+            )
         return models
 
     async def _remember(self, ready: list[IndexEntry]) -> None:

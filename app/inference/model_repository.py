@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from app.inference.pooling import is_pooling
+
 CONFIG = """backend: "vllm"
 max_batch_size: 0
 model_transaction_policy { decoupled: True }
@@ -141,12 +143,15 @@ def write_entry(
         _take_files(weights, version / "weights")
     else:
         (version / "weights").symlink_to(weights.resolve(), target_is_directory=True)
+    is_sentence_transformer = (weights / "modules.json").is_file()
+    pools = is_pooling(config, is_sentence_transformer=is_sentence_transformer)
     arguments: dict[str, Any] = {
         "model": f"models/{entry.name}/1/weights",
         # BLOOM's positions are relative (ALiBi): its configuration names no length.
         "max_model_len": max_model_len or min(model_length(config) or 2048, DEFAULT_MAX_MODEL_LEN),
         "gpu_memory_utilization": 0.9,
         **({"quantization": quantization} if quantization else {}),
+        **({"runner": "pooling"} if pools else {}),
         **(engine or {}),
     }
     (version / "model.json").write_bytes(orjson.dumps(arguments, option=orjson.OPT_INDENT_2))

@@ -1,7 +1,8 @@
 """Sampling parameters, with vLLM's names, and their bounds.
 
-All are checked here, because the backend answers a wrong parameter with an opaque error. The engine has
-its own defaults: it receives only the parameters of the request, and `max_tokens`.
+All are checked here, because the backend answers a wrong parameter with an opaque error. The model and
+its engine have the defaults (docs/sampling.md): they receive only the parameters of the request, and
+`max_tokens`.
 """
 
 from typing import Annotated, Literal, Self
@@ -42,7 +43,7 @@ class SamplingParameters(BaseModel):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     """Fewest tokens before an end or stop string may end the text."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
-    """0 is greedy; larger is more random. The engine's default is 1."""
+    """0 is greedy; larger is more random. The default is the model's own, else 1."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
     """Sample from the smallest set of tokens with this much probability."""
     top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
@@ -61,6 +62,9 @@ class SamplingParameters(BaseModel):
     """Token ids that end the generation."""
     bad_words: Annotated[list[StopText], Field(max_length=256)] | None = None
     """Words that are never generated."""
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=4096)] | None = None
+    """Only these token ids are generated; without the model's end token among them, the text ends by
+    its length or a stop."""
     include_stop_str_in_output: bool | None = None
     """Keep the stop text in the result."""
     ignore_eos: bool | None = None
@@ -71,6 +75,8 @@ class SamplingParameters(BaseModel):
     """One result is one generation: only 1."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Store this many most likely tokens, with log probabilities, per token."""
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Store this many most likely tokens, with log probabilities, per token of the prompt."""
     logit_bias: Annotated[dict[TokenIdText, Bias], Field(max_length=300)] | None = None
     """Added to the logits of these token ids."""
     skip_special_tokens: bool | None = None
@@ -92,5 +98,6 @@ class SamplingParameters(BaseModel):
         return self
 
     def to_stored(self, max_tokens: int) -> dict[str, JsonValue]:
-        """The stored form: the given parameters, and always `max_tokens`."""
-        return {"max_tokens": max_tokens} | self.model_dump(exclude_none=True)
+        """The stored form: the given parameters, and always this `max_tokens`."""
+        given = self.model_dump(exclude_none=True, exclude={"max_tokens"})
+        return {"max_tokens": max_tokens} | given

@@ -14,6 +14,7 @@ from app.inference.triton_messages import (
     bytes_element,
     input_tensor,
     read_logprobs,
+    without_prompt_ids,
 )
 
 SESSION_INPUT = "session_v1"
@@ -40,7 +41,10 @@ def build_submission(
     returns_ids: bool,
     earlier: EarlierText | None,
 ) -> Command:
+    parameters, prompt_ids = without_prompt_ids(parameters)
     members: Command = {"slot": slot, "prompt": prompt, "parameters": parameters}
+    if prompt_ids is not None:
+        members["prompt_token_ids"] = prompt_ids
     if is_live:
         members["live"] = True
     if returns_ids:
@@ -86,10 +90,12 @@ def read_step(
     token_ids = tensors.get("token_ids", b"")
     logprobs = _texts(tensors["logprobs"]) if "logprobs" in tensors else [""] * len(slots)
     events = _events(tensors.get("session_events", b""))
+    prompts = _texts(tensors.get("prompt_logprobs", b"")) or [""] * len(slots)
     version = int(response.model_version) if response.model_version else None
     outputs = []
     at = ids_at = 0
-    for slot, length, count, encoded in zip(slots, lengths, counts, logprobs, strict=True):
+    parts = zip(slots, lengths, counts, logprobs, prompts, strict=True)
+    for slot, length, count, encoded, of_prompt in parts:
         event = events.pop(slot, _NO_EVENT)
         ids = None
         if returns_ids(slot):
@@ -103,6 +109,7 @@ def read_step(
             read_logprobs(encoded),
             version,
             ids,
+            read_logprobs(of_prompt),
         )
         at += length
         outputs.append(SlotOutput(slot, delta, event.get("error")))

@@ -1,5 +1,6 @@
-"""Tokenizer, special tokens and weights' directory of an entry of a model repository."""
+"""Tokenizer, special tokens, weights' directory and sampling defaults of a model repository's entry."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,14 @@ from tokenizers import Tokenizer
 
 _SPECIAL_TOKENS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+
+
+_WEIGHTS = {".safetensors", ".json", ".model", ".jinja", ".bin", ".gguf"}
+# vLLM's list: the members of generation_config.json that are defaults of sampling parameters.
+_DEFAULTS = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty",
 )  # fmt: skip
 
 
@@ -64,6 +73,14 @@ def special_ids(tokenizer: Tokenizer | None) -> frozenset[int]:
     return frozenset(identifier for identifier, token in added.items() if token.special)
 
 
+def has_special_token(tokenizer: Tokenizer | None, *texts: str) -> bool:
+    """Return if a special token is a part of one of the texts."""
+    if tokenizer is None:
+        return False
+    added = tokenizer.get_added_tokens_decoder().values()
+    return any(token.special and token.content in text for token in added for text in texts)
+
+
 def end_ids(tokenizer: Tokenizer | None, name: str | None, weights: Path) -> frozenset[int]:
     """The ids that the model's files name as ends: the engine stops at some of them."""
     named = tokenizer.token_to_id(name) if tokenizer is not None and name else None
@@ -72,6 +89,40 @@ def end_ids(tokenizer: Tokenizer | None, name: str | None, weights: Path) -> fro
         given = read_json(weights / file).get("eos_token_id")
         found |= set(given if isinstance(given, list) else [given]) - {None}
     return frozenset(identifier for identifier in found if isinstance(identifier, int))
+
+
+def revision(engine_file: Path, weights: Path | None) -> str:
+    """A digest of a model's files: arguments and adapters of the engine, and names, sizes and times of
+    the weights'."""
+    digest = hashlib.sha256()
+    for file in sorted(engine_file.parent.glob("*.json")):
+        digest.update(f"{file.name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}".encode())
+    for file in sorted(weights.iterdir()) if weights else ():
+        if file.is_file() and file.suffix in _WEIGHTS:
+            status = file.stat()
+            digest.update(f"\0{file.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def default_parameters(
+    repository: Path, engine: Mapping[str, Any], weights: Path | None
+) -> dict[str, float] | None:
+    """The sampling parameters that the engine takes where a request leaves them open; None: unknown.
+
+    `engine` are its arguments: `generation_config` is "auto", "vllm" for none, or another directory.
+    """
+    source = engine.get("generation_config", "auto")
+    given: dict[str, Any] = {}
+    if source == "auto" and weights is None:
+        return None
+    if source != "vllm":
+        place = str(source).removeprefix("models/")
+        directory = weights if source == "auto" else repository / place
+        given = read_json(directory / "generation_config.json") if directory else {}
+    overridden = engine.get("override_generation_config")
+    given |= overridden if isinstance(overridden, dict) else {}
+    found = {name: given.get(name) for name in _DEFAULTS}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
 def leading_token(tokenizer: Tokenizer | None, bos_token: str | None) -> str:

@@ -18,16 +18,22 @@ from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
 from app.core.errors import NotFoundError, TritonError, TritonUnavailableError
 from app.core.settings.fields import split_address
+from app.inference.images import IMAGES
 from app.inference.model_inputs import ModelInputs
 from app.inference.session_messages import SESSION_INPUT
 from app.inference.triton_access import KEY, grpc_headers
-from app.inference.triton_errors import GenerationError, NotTakenError
+from app.inference.triton_errors import GenerationError, NotTakenError, RefusedError
 from app.inference.triton_messages import (
     CANCEL_INPUT,
+    IMAGE_INPUT,
+    POOLING_INPUT,
+    PROMPT_IDS_INPUT,
+    PROMPT_LOGPROBS_INPUT,
     RESUME_INPUT,
     Delta,
     EarlierText,
     build_cancellation,
+    build_pooling_request,
     build_request,
 )
 from app.inference.triton_session import EngineSession, LiveSwitch
@@ -51,6 +57,17 @@ _CHANNEL_OPTIONS = [
     ("grpc.keepalive_time_ms", 301_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
+
+
+# Parameters that only some backends have, and the input by which their models show it.
+# NVIDIA's reads the token ids of a bias as texts, which its engine cannot use.
+_NEEDED = {
+    IMAGES: (IMAGE_INPUT, "vision"),
+    "prompt_logprobs": (PROMPT_LOGPROBS_INPUT, "sampling"),
+    "prompt_token_ids": (PROMPT_IDS_INPUT, "sampling"),
+    "logit_bias": (CANCEL_INPUT, "sampling"),
+    "task": (POOLING_INPUT, "embeddings"),
+}
 
 
 class CannotContinueError(GenerationError):
@@ -148,11 +165,20 @@ class TritonClient:
         GenerationError, whose class decides whether the attempt counts.
         """
         has = self._inputs.has
+        for name, (needed, page) in _NEEDED.items():
+            if parameters.get(name) is not None and not await has(model, needed, is_needed=True):
+                raise RefusedError(
+                    f"{name}: the backend of model {model} does not support it (docs/{page}.md)"
+                )
+        if "task" in parameters:
+            request = build_pooling_request(model, prompt, parameters, uuid4().hex)
+            return await self._stream(request, on_delta, traceparent)
         for _ in range(2):
             returns_ids = wants_ids and await has(model, RESUME_INPUT, is_needed=bool(earlier))
             if earlier is not None and not returns_ids:
                 raise CannotContinueError(f"model {model} has no input {RESUME_INPUT}")
-            is_shared = live is not None and traceparent is None and await has(model, SESSION_INPUT)
+            is_shared = live is not None and traceparent is None and IMAGES not in parameters
+            is_shared = is_shared and await has(model, SESSION_INPUT)
             try:
                 if live is not None and is_shared:
                     return await self._session(model).run(

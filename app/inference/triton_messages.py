@@ -8,11 +8,14 @@ https://github.com/triton-inference-server/vllm_backend; token ids are of the ba
 import json
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from tritonclient.grpc import service_pb2 as pb
+
+from app.inference.images import IMAGES
 
 
 @dataclass(slots=True)
@@ -26,6 +29,8 @@ class Delta:
     logprobs: str | None
     model_version: int | None
     token_ids: bytes | None = None  # little-endian INT32; None where the model returns none
+    prompt_logprobs: str | None = None  # in one response
+    vector: bytes | None = None  # little-endian FP32, of a pooling model
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,8 +68,15 @@ _OUTPUTS = [
     for name in ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
 ]
 _LOGPROBS = _output("logprobs")
+_PROMPT_LOGPROBS = _output("prompt_logprobs")
+PROMPT_LOGPROBS_INPUT = "return_prompt_logprobs"
+PROMPT_IDS_INPUT = "prompt_token_ids"
+IMAGE_INPUT = "image"
 CANCEL_INPUT = "cancel_request_id"
 RESUME_INPUT = "resume_token_ids"
+POOLING_INPUT = "pooling_request"
+_POOLING_INPUTS = [input_tensor("text_input", "BYTES"), input_tensor(POOLING_INPUT, "BYTES")]
+_POOLING_OUTPUTS = [_output(name) for name in ("vector", "finish_reason", "num_input_tokens")]
 _TOKEN_IDS = _output("token_ids")
 _RETURN_TOKEN_IDS = input_tensor("return_token_ids", "BOOL")
 ID_BYTES = 4  # of a token id
@@ -80,6 +92,16 @@ def bytes_element(value: bytes) -> bytes:
     return struct.pack("<I", len(value)) + value
 
 
+def without_prompt_ids(
+    parameters: dict[str, Any],
+) -> tuple[dict[str, Any], Sequence[int] | None]:
+    """The sampling parameters alone, and the prompt's token ids where it is sent as such."""
+    if PROMPT_IDS_INPUT not in parameters:
+        return parameters, None
+    rest = dict(parameters)
+    return rest, rest.pop(PROMPT_IDS_INPUT)
+
+
 def build_request(
     model: str,
     prompt: str,
@@ -89,8 +111,14 @@ def build_request(
     returns_ids: bool = False,
     earlier: EarlierText | None = None,
 ) -> pb.ModelInferRequest:
-    """The request that `model` continue `prompt`, streamed and with no echo."""
+    """The request that `model` continue `prompt`, streamed and with no echo.
+
+    The parameter `images` has the images of the prompt as base64.
+    """
     wants_logprobs = parameters.get("logprobs") is not None
+    parameters, prompt_ids = without_prompt_ids(parameters)
+    images: Sequence[bytes] = parameters.get(IMAGES, ())
+    parameters = {name: value for name, value in parameters.items() if name != IMAGES}
     if "structured_outputs" in parameters:  # NVIDIA's backend reads it as JSON text
         text = orjson.dumps(parameters["structured_outputs"]).decode()
         parameters = parameters | {"structured_outputs": text}
@@ -106,6 +134,16 @@ def build_request(
             _TRUE if wants_logprobs else _FALSE,
         ],
     )
+    if parameters.get("prompt_logprobs") is not None:
+        request.inputs.append(input_tensor(PROMPT_LOGPROBS_INPUT, "BOOL"))
+        request.outputs.append(_PROMPT_LOGPROBS)
+        request.raw_input_contents.append(_TRUE)
+    if prompt_ids is not None:
+        request.inputs.append(input_tensor(PROMPT_IDS_INPUT, "INT32", len(prompt_ids)))
+        request.raw_input_contents.append(struct.pack(f"<{len(prompt_ids)}i", *prompt_ids))
+    if images:
+        request.inputs.append(input_tensor(IMAGE_INPUT, "BYTES", len(images)))
+        request.raw_input_contents.append(b"".join(map(bytes_element, images)))
     if returns_ids:
         request.inputs.append(_RETURN_TOKEN_IDS)
         request.outputs.append(_TOKEN_IDS)
@@ -117,6 +155,24 @@ def build_request(
         request.raw_input_contents.append(earlier.token_ids)
         request.raw_input_contents.append(bytes_element(earlier.text.encode()))
     return request
+
+
+def build_pooling_request(
+    model: str, prompt: str, parameters: dict[str, Any], request_id: str
+) -> pb.ModelInferRequest:
+    """The request that `model` compute the vector of `prompt`, or the score of its two texts."""
+    parameters, prompt_ids = without_prompt_ids(parameters)
+    content = prompt if prompt_ids is None else prompt_ids
+    if parameters["task"] == "score":
+        content = orjson.loads(prompt)
+    asked = orjson.dumps({"input": content, "parameters": parameters})
+    return pb.ModelInferRequest(
+        id=request_id,
+        model_name=model,
+        inputs=_POOLING_INPUTS,
+        outputs=_POOLING_OUTPUTS,
+        raw_input_contents=[bytes_element(b""), bytes_element(asked)],
+    )
 
 
 def build_cancellation(model: str, request_id: str) -> pb.ModelInferRequest:
@@ -144,6 +200,8 @@ def read_response(response: pb.ModelInferResponse) -> Delta:
         logprobs=read_logprobs(_first_text(tensors.get("logprobs"))),
         model_version=int(response.model_version) if response.model_version else None,
         token_ids=tensors.get("token_ids"),
+        prompt_logprobs=read_logprobs(_first_text(tensors.get("prompt_logprobs"))),
+        vector=tensors.get("vector"),
     )
 
 

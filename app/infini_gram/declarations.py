@@ -25,10 +25,10 @@ TokenDtype = Literal["u8", "u16"]
 # First segments of the service's own paths, and of some that a proxy or a browser requests: no index
 # may hide behind them. A test compares the set with the actual routes.
 _RESERVED = """
-admin api assets chat_tokenize contexts dashboard docs favicon.ico generate generate_stream health
-history indexes inference info invocations launches me metrics models openapi.json ping redoc
-results robots.txt servers static static-offline-docs system teams tokenize tokens ui v1 v2 vertex
-webhooks workers
+admin api assets chat_tokenize contexts dashboard docs embed favicon.ico generate generate_stream health
+history indexes inference info invocations jobs launches me metrics models openapi.json ping redoc rerank
+results robots.txt score servers static static-offline-docs system teams tokenize tokens ui usage v1 v2
+vertex webhooks workers
 """
 RESERVED_NAMES = frozenset(_RESERVED.split())
 

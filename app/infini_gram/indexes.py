@@ -10,10 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+from app.core.background_threads import background_threads
 from app.core.errors import EngineError, IndexBusyError, IndexUnavailableError, UnknownIndexError
 from app.infini_gram import manifest as manifests
 from app.infini_gram.declarations import Declaration
@@ -52,7 +53,7 @@ class Indexes:
         self._engines: dict[str, Engine] = {}
         self._failures: dict[str, str] = {}
         self._budget = budget or ThreadBudget()
-        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="infini-gram")
+        self._pool = background_threads("infini-gram", threads)
         self._most = threads + queue
         self._pending = 0
         self._lock = threading.Lock()

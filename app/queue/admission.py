@@ -14,6 +14,7 @@ from app.core.database import Connection, Database
 from app.core.errors import LimitError
 from app.core.group_commit import Batcher
 from app.core.settings import Settings
+from app.queue.budgets import BudgetGuard
 from app.queue.depth import QueueDepth
 from app.queue.enqueue import NewResult
 from app.queue.rate_buckets import MAX_REQUESTS, Cost, RateBuckets, Shortage
@@ -51,10 +52,16 @@ class _Queued:
 
 class Admission:
     def __init__(
-        self, database: Database, depth: QueueDepth, limits: TeamLimits, settings: Settings
+        self,
+        database: Database,
+        depth: QueueDepth,
+        limits: TeamLimits,
+        budgets: BudgetGuard,
+        settings: Settings,
     ) -> None:
         self._depth = depth
         self._limits = limits
+        self._budgets = budgets
         self._queued: dict[_Key, _Queued] = {}  # of limited teams: bounded by those and models
         seconds = settings.database_timeout_seconds
         self._counts: Batcher[tuple[str, str, int], int] = Batcher(
@@ -70,7 +77,11 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def admitted(self, results: Sequence[NewResult]) -> AsyncIterator[None]:
-        """Admit all, and count them while they are stored. Raises QueueFullError, LimitError."""
+        """Admit all, and count them while they are stored.
+
+        Raises QueueFullError, LimitError and BudgetExhaustedError.
+        """
+        await self._budgets.check(results)
         groups: dict[_Key, list[NewResult]] = {}
         for result in results:
             groups.setdefault((result.team_id, result.model_name), []).append(result)

@@ -20,7 +20,7 @@ _MAX_FRUITLESS = 2
 
 # A repetition penalty counts a token once, in the prompt or in the output: it continues as it was.
 _NEUTRAL = {"presence_penalty": (0,), "frequency_penalty": (0,)}
-_NEVER = ("structured_outputs", "logprobs", "prompt_logprobs")
+_NEVER = ("structured_outputs", "logprobs", "prompt_logprobs", "prompt_token_ids", "images", "task")
 
 
 def can_continue(parameters: Mapping[str, Any]) -> bool:
@@ -28,7 +28,7 @@ def can_continue(parameters: Mapping[str, Any]) -> bool:
 
     A structured output has a parser's state and a seeded one a generator's. Penalties and bad words
     count output tokens, which are a continued attempt's prompt. Log probabilities of the
-    whole text are not stored with it.
+    whole text are not stored with it. Embeddings and scores have no text.
     """
     if any(parameters.get(name) is not None for name in _NEVER):
         return False

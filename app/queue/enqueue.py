@@ -15,13 +15,14 @@ from app.core.record_set import Json, RecordSet
 from app.queue.claim import Claim
 from app.queue.enqueue_sql import Parts, enqueue_sql
 from app.queue.idempotency import NewKey
+from app.queue.job_rows import JobRow
 from app.queue.team_limits import Limits
 
 MAX_ENQUEUE = 1000
 NO_LIMITS = Limits()
 
 OnDisconnect = Literal["continue", "cancel"]
-Kind = Literal["generation", "attribution"]
+Kind = Literal["generation", "attribution", "embedding", "score"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,6 +55,7 @@ class NewResult:
     new_context: NewContext | None = None
     webhook_url: str | None = None
     key: NewKey | None = None
+    job: JobRow | None = None  # never beside a key
     goes_with_key: bool = False  # the key of its group's first result
     on_disconnect: OnDisconnect = "continue"
     waiter_id: UUID | None = None  # the API process of its client, if a disconnect cancels it
@@ -67,7 +69,10 @@ class NewResult:
     limits: Limits = NO_LIMITS  # of its team and model
     trace: str | None = None  # the context of its request's trace (`traceparent`)
     resumable: bool = False  # whether the text of a lost attempt may be continued
+    token_id: str | None = None  # of its request, for its usage
     expected_bytes: int = 0  # that its worker may hold for it
+    reuse_digest: bytes | None = None  # of its request, if an equal result may answer it
+    has_images: bool = False  # which its worker reads from the stored context
 
 
 class EagerDispatcher(Protocol):
@@ -104,7 +109,8 @@ class _Flow:
 CONTEXTS = RecordSet(NewContext)
 # The members that stay in this process.
 _UNSTORED = (
-    *("new_context", "key", "goes_with_key", "tokens", "limits", "prompt", "expected_bytes"),
+    *("new_context", "key", "job", "goes_with_key", "tokens", "limits", "prompt"),
+    *("expected_bytes", "reuse_digest", "has_images"),
 )
 _OWN = ("id", "context_id")
 # The others are alike in most results of a statement: each combination is sent once.
@@ -124,13 +130,28 @@ _KEY: dict[str, tuple[str, Callable[[NewResult], object]]] = {
     "request_hash": ("bytea", lambda result: result.key and result.key.request_hash),
     "key_seconds": ("float8", lambda result: result.key and result.key.seconds),
 }
-_RESULTS = RecordSet(NewResult, (*_UNSTORED, *_FORMS.types), _COMPUTED)
-_KEYED_RESULTS = RecordSet(NewResult, (*_UNSTORED, *_FORMS.types), {**_COMPUTED, **_KEY})
+_JOB: dict[str, tuple[str, Callable[[NewResult], object]]] = {
+    "job_id": ("uuid", lambda result: result.job and result.job.job_id),
+    "job_key": ("text", lambda result: result.job and result.job.key),
+    "job_request_hash": ("bytea", lambda result: result.job and result.job.request_hash),
+    "replaces": ("uuid", lambda result: result.job and result.job.replaces),
+    "replaced_as": ("text", lambda result: result.job and result.job.replaced_as),
+}
+_REUSE: dict[str, tuple[str, Callable[[NewResult], object]]] = {
+    "reuse_digest": ("bytea", lambda result: result.reuse_digest),
+}
+
+
+@cache
+def _results(*, keys: bool, jobs: bool, reuses: bool) -> RecordSet[NewResult]:
+    computed = _COMPUTED | (_KEY if keys else {}) | (_JOB if jobs else {})
+    computed |= _REUSE if reuses else {}
+    return RecordSet(NewResult, (*_UNSTORED, *_FORMS.types), computed)
 
 
 @cache
 def _enqueue_sql(parts: Parts) -> str:
-    results = _KEYED_RESULTS if parts.keys else _RESULTS
+    results = _results(keys=parts.keys, jobs=parts.jobs, reuses=parts.reuses)
     return enqueue_sql(parts, CONTEXTS, results, _FORMS, _FLOWS)
 
 
@@ -217,6 +238,9 @@ def to_statement(
         stored_contexts=any(one.new_context is None for one in results),
         sources=any(one.source_id is not None for one in results),
         starts=worker_id is not None,
+        jobs=any(one.job is not None for one in results),
+        replaces=any(one.job is not None and one.job.replaces is not None for one in results),
+        reuses=any(one.reuse_digest is not None for one in results),
     )
     forms: dict[object, int] = {}
     flows: dict[tuple[str, str, int], _Flow] = {}
@@ -233,7 +257,7 @@ def to_statement(
     form_places, flow_places, prompt_places = zip(*places, strict=True)
     columns = [
         *(CONTEXTS.arguments(contexts.values()) if contexts else ()),
-        *(_KEYED_RESULTS if parts.keys else _RESULTS).arguments(
+        *_results(keys=parts.keys, jobs=parts.jobs, reuses=parts.reuses).arguments(
             results, form=form_places, flow=flow_places, prompt_place=prompt_places, may_start=slots
         ),
         *zip(*forms, strict=True),
@@ -258,9 +282,10 @@ def enqueue_bytes(results: Sequence[NewResult]) -> int:
 
 
 def _is_new(result: NewResult) -> bool:
-    """Return whether it cannot repeat an earlier request, and its prompt is at hand."""
+    """Return whether it cannot repeat an earlier request, and all of its prompt is at hand."""
     has_prompt = result.prompt is not None or result.new_context is not None
-    return has_prompt and result.key is None and not result.goes_with_key
+    has_prompt = has_prompt and not result.has_images
+    return has_prompt and result.key is None and result.job is None and not result.goes_with_key
 
 
 def _to_claim(result: NewResult, stored_prompt: str | None = None) -> Claim:

@@ -9,6 +9,7 @@ from typing import Any
 from app.core.record_set import RecordSet
 from app.queue.claim import may_claim_sql, without_suspects_sql
 from app.queue.idempotency import take_keys_sql
+from app.queue.job_rows import COUNT_ROWS, take_rows_sql
 from app.queue.notifications import notify_enqueued
 from app.queue.team_limits import without_running_limits_sql
 from app.queue.virtual_time import is_queue_empty_sql, next_key_sql, step_behind_sql
@@ -24,6 +25,9 @@ class Parts:
     stored_contexts: bool
     sources: bool  # of attributions
     starts: bool  # a worker, $1, that may claim some of them
+    jobs: bool = False  # of which some are rows
+    replaces: bool = False  # retried rows of jobs
+    reuses: bool = False  # some may be answered by an equal result, now or later
 
 
 # A group has the id of its first result, and that one's key: it is stored whole or not at all.
@@ -69,8 +73,8 @@ def enqueue_sql(
     has_sources = _has_sources(parts)
     is_context_kept = is_result_kept = "true"
     keys = new_contexts = ""
-    if parts.keys:
-        keys = take_keys_sql(has_sources)
+    if parts.keys or parts.jobs:
+        keys = _take_keys_sql(parts, has_sources)
         is_context_kept = f"id NOT IN (SELECT i.context_id FROM input i WHERE {_IS_REFUSED})"
         is_result_kept = f"NOT ({_IS_REFUSED})"
     if parts.new_contexts:
@@ -81,7 +85,9 @@ def enqueue_sql(
   ON CONFLICT (id) DO UPDATE SET team_id = contexts.team_id
 ), """
     starter = f", {_STARTER} AS starter" if parts.starts else ""
-    stored = ", ".join(("id", "context_id", "prompt", *forms.types))
+    own = ["id", "context_id", "prompt"]
+    own += ["job_id"] * parts.jobs + ["reuse_digest"] * parts.reuses
+    stored = ", ".join((*own, *forms.types))
     return f"""
 WITH input AS (
   SELECT i.*, {forms.columns(first_form, None if parts.is_one else "i.form")},
@@ -106,6 +112,23 @@ SELECT array_agg(id) AS ids,
   {_STARTED if parts.starts else ""}{notify_enqueued("worker_id IS NULL")}
 FROM inserted
 """
+
+
+def _take_keys_sql(parts: Parts, has_sources: str) -> str:
+    """CTEs that take keys; `refused` are the rows whose key is another's, or whose job takes none.
+
+    Idempotency keys first, in every statement: no two batches wait for each other.
+    """
+    refused, takes = [], ""
+    if parts.keys:
+        takes += take_keys_sql(has_sources)
+        refused.append("key IS NOT NULL AND id NOT IN (SELECT result_id FROM keys)")
+    if parts.jobs:
+        takes += take_rows_sql(has_sources, replaces=parts.replaces)
+        refused.append("job_id IS NOT NULL AND id NOT IN (SELECT result_id FROM job_keys)")
+    return f"""{takes}refused AS (
+  SELECT id, context_id FROM input WHERE {" OR ".join(refused)}
+), {COUNT_ROWS if parts.jobs else ""}"""
 
 
 def _has_sources(parts: Parts) -> str:

@@ -25,7 +25,8 @@ READ_COLUMNS = (
     "error_message", "error_retryable", "finish_reason", "parameters", "prompt_tokens",
     "completion_tokens", "attempt", "cancel_requested_at", "started_at", "first_token_at",
     "finished_at", "metadata", "retry_of", "logprobs", "erased_at", "store", "request", "kind",
-    "source_id", "attribution", "text_attempt", "continuations",
+    "source_id", "attribution", "text_attempt", "continuations", "prompt_logprobs",
+    "vector", "reused_from",
 )  # fmt: skip
 
 
@@ -50,6 +51,8 @@ class AttemptEnd:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     logprobs: Sequence[bytes] = ()  # as parts of a JSON list
+    prompt_logprobs: str | None = None  # as JSON
+    vector: bytes | None = None  # little-endian FP32
     model_version: int | None = None
     first_token_seconds: float | None = None
     failure: Failure | None = None
@@ -66,7 +69,8 @@ class AttemptEnd:
 
 def end_bytes(end: AttemptEnd) -> int:
     """Return about how many bytes an end takes in a statement."""
-    return len(end.output) + sum(map(len, end.logprobs))
+    others = len(end.prompt_logprobs or "") + len(end.vector or b"")
+    return len(end.output) + others + sum(map(len, end.logprobs))
 
 
 class ResultWaiters(Protocol):
@@ -102,7 +106,7 @@ _CONTEXTS_ARE_HELD = "(SELECT count(*) FROM held) >= 0"
 # stored at once, each stands a step behind the other.
 _ATTRIBUTE = f"""due AS (
   SELECT e.id, e.team_id, e.context_id, e.output, e.priority, e.webhook_url, e.store,
-    e.retain_seconds, e.trace, e.attribution, e.attribution ->> 'queue' AS model_name, 1 / coalesce(
+    e.retain_seconds, e.trace, e.token_id, e.attribution, e.attribution ->> 'queue' AS model_name, 1 / coalesce(
     (SELECT l.weight FROM team_limits l WHERE l.team_id = e.team_id AND l.weight IS NOT NULL
        AND l.model_name IN (e.attribution ->> 'queue', '*')
      ORDER BY l.model_name = '*' LIMIT 1), 1) AS step
@@ -110,12 +114,12 @@ _ATTRIBUTE = f"""due AS (
 ), attributions AS (
   INSERT INTO results (id, team_id, kind, context_id, source_id, model_name, prompt, parameters,
                        priority, deadline_at, deadline_seconds, webhook_url, store, retain_seconds,
-                       trace, fair_key)
+                       trace, token_id, fair_key)
   SELECT (d.attribution ->> 'id')::uuid, d.team_id, 'attribution', d.context_id, d.id, d.model_name,
          d.output, d.attribution -> 'parameters', d.priority,
          now() + make_interval(secs => (d.attribution ->> 'deadline_seconds')::float8),
          (d.attribution ->> 'deadline_seconds')::float8, d.webhook_url, d.store,
-         d.retain_seconds, d.trace, {next_key_sql("d")} + {step_behind_sql("d")}
+         d.retain_seconds, d.trace, d.token_id, {next_key_sql("d")} + {step_behind_sql("d")}
   FROM due d
   ON CONFLICT (id) DO NOTHING RETURNING model_name
 ), """
@@ -127,6 +131,7 @@ _ATTRIBUTED = (
     "store",
     "retain_seconds",
     "trace",
+    "token_id",
 )
 
 

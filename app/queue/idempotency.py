@@ -42,7 +42,7 @@ def hash_request(request: Mapping[str, object]) -> bytes:
 
 
 def take_keys_sql(has_sources: str) -> str:
-    """CTEs that take the keys of the rows `input`; `refused` are those whose key is another's.
+    """A CTE that takes the keys of the rows `input`; `keys` has those that are taken.
 
     The insertion of a key decides: it waits for a concurrent insertion of the same one, so that of
     all batches of all processes one gets it, and of one batch its first row. In order of team and
@@ -59,10 +59,7 @@ def take_keys_sql(has_sources: str) -> str:
     result_id = excluded.result_id, expires_at = excluded.expires_at
     WHERE k.expires_at <= now()
   RETURNING result_id
-), refused AS (
-  SELECT id, context_id FROM input
-  WHERE key IS NOT NULL AND id NOT IN (SELECT result_id FROM keys)
-),"""
+), """
 
 
 _FIND = """

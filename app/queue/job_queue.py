@@ -16,7 +16,7 @@ from app.core.database import Connection, Database
 from app.core.group_commit import MAX_STATEMENT_BYTES, Batcher
 from app.core.pieces import in_pieces
 from app.core.settings import Settings
-from app.queue import api_processes, cancel, finish, rescue
+from app.queue import api_processes, cancel, finish, rescue, reuse
 from app.queue.claim import Claim, claim, claim_suspect, claim_within_limits, suspect_models
 from app.queue.enqueue import (
     MAX_ENQUEUE,
@@ -55,6 +55,13 @@ class JobQueue:
             retry_seconds=seconds,
             size=enqueue_bytes,
         )
+        self._reuses: Batcher[NewResult, bool] = Batcher(
+            database,
+            reuse.enqueue_reused,
+            max_items=MAX_ENQUEUE,
+            retry_seconds=seconds,
+            size=enqueue_bytes,
+        )
 
     # --- new results ----------------------------------------------------------------------------
 
@@ -67,9 +74,12 @@ class JobQueue:
         if tracing.active is not None:
             trace = log_context.trace()
             results = [replace(result, trace=trace) for result in results]
-        # The dispatcher's worker begins with the results of one statement at a time.
-        is_eager = self.dispatcher is not None
-        stored = list(await self._enqueues.submit_all(results, in_line=is_eager))
+        if await self._are_reused(results):
+            stored = list(await self._reuses.submit_all(results))
+        else:
+            # The dispatcher's worker begins with the results of one statement at a time.
+            is_eager = self.dispatcher is not None
+            stored = list(await self._enqueues.submit_all(results, in_line=is_eager))
         is_debug = logger.isEnabledFor(logging.DEBUG)
         for result, is_stored in zip(results, stored, strict=True):
             if is_stored:
@@ -78,6 +88,12 @@ class JobQueue:
                     extra = {"action": "accepted", "result_id": str(result.id)}
                     logger.debug("accepted for %s", result.model_name, extra=extra)
         return stored
+
+    async def _are_reused(self, results: Sequence[NewResult]) -> bool:
+        """Return whether an equal result answers one of them. Others cost no statement."""
+        if all(one.reuse_digest is None for one in results):
+            return False
+        return await self._database.run(partial(reuse.has_sources, results=results))
 
     async def _enqueue(
         self, connection: Connection, results: Sequence[NewResult], resent: bool

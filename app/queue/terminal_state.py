@@ -21,7 +21,8 @@ _FIRST_ATTEMPT = "coalesce(r.text_attempt, r.attempt)"
 OF_TEXT = f"c.result_id = r.id AND c.attempt BETWEEN {_FIRST_ATTEMPT} AND r.attempt"
 
 # The rest of a verdict on a result whose attempt, if it had one, returned nothing.
-NO_ANSWER = """NULL::text AS finish_reason, NULL::text AS logprobs, NULL::int AS model_version,
+NO_ANSWER = """NULL::text AS finish_reason, NULL::text AS logprobs,
+    NULL::text AS prompt_logprobs, NULL::bytea AS vector, NULL::int AS model_version,
     NULL::float8 AS first_token_seconds, 0::float8 AS retry_after_seconds"""
 
 
@@ -65,7 +66,7 @@ _CONTINUATIONS = f"least(r.continuations + j.continued::int, {_MAX_CONTINUATIONS
 _KEEPS_TEXT = "j.keeps_text AND r.resumable"
 
 
-def _end_sql(judged: str, verdict: str) -> str:
+def _end_sql(judged: str, verdict: str, sets: str) -> str:
     return f"""
   UPDATE results r SET {_count_attempt_sql(verdict)},
     state = CASE {verdict} WHEN 'completed' THEN 'completed' ELSE 'failed' END,
@@ -77,12 +78,13 @@ def _end_sql(judged: str, verdict: str) -> str:
     not_before = NULL,
     continuations = {_CONTINUATIONS},
     output = j.output, logprobs = j.logprobs::jsonb,
+    prompt_logprobs = j.prompt_logprobs, vector = j.vector,
     prompt_tokens = j.prompt_tokens, completion_tokens = j.completion_tokens,
     finish_reason = CASE {verdict} WHEN 'completed' THEN j.finish_reason
       WHEN 'cancelled' THEN 'cancelled' ELSE 'error' END,
     error_code = {_failure_sql(verdict, lambda one: _quote(one.code), "j.error_code")},
     error_message = {_failure_sql(verdict, lambda one: _quote(one.message), "j.error_message")},
-    error_retryable = {_failure_sql(verdict, lambda one: str(one.retryable), "j.error_retryable")}
+    error_retryable = {_failure_sql(verdict, lambda one: str(one.retryable), "j.error_retryable")}{sets and f", {sets}"}
   FROM {judged}"""
 
 
@@ -109,12 +111,13 @@ def end_sql(
     verdict: str = JUDGED[1],
     *,
     delivers: bool = True,
+    sets: str = "",
 ) -> str:
     """CTEs that end the results `judged`; `ended` has their `columns`.
 
-    `delivers`: some may have a webhook.
+    `delivers`: some may have a webhook. `sets`: a further assignment.
     """
-    return f"""ended AS ({_end_sql(judged, verdict)}
+    return f"""ended AS ({_end_sql(judged, verdict, sets)}
   RETURNING {columns}
 ), {_DELIVER if delivers else ""}undigested AS (
   INSERT INTO undigested_results (result_id) SELECT id FROM ended

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import orjson
 
+from app.auth.principal import Principal
 from app.core.ids import new_id
 from app.core.queue_names import queue_of
 from app.queue.enqueue import NewContext, NewResult
@@ -53,19 +54,20 @@ class AttributionDraft:
     deadline_seconds: float | None = None
     source: SubmittedRequest | None = None
 
-    def to_result(self, team_id: str, default_deadline: float, limits: Limits) -> NewResult:
+    def to_result(self, principal: Principal, default_deadline: float, limits: Limits) -> NewResult:
         result = NewResult(
             id=self.id,
-            team_id=team_id,
+            team_id=principal.team_id,
             context_id=new_id(),
             kind="attribution",
             model_name=queue_of(self.index),
             parameters=orjson.dumps(self.parameters).decode(),
             deadline_seconds=self.deadline_seconds or default_deadline,
             limits=limits,
+            token_id=principal.token_id,
         )
         if self.source is None:
-            context = NewContext(result.context_id, team_id, self.text, None, "{}")
+            context = NewContext(result.context_id, result.team_id, self.text, None, "{}")
             return replace(result, new_context=context)
         return replace(
             result,

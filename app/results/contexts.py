@@ -16,6 +16,7 @@ from app.core.errors import ConflictError, ErasedError, NotFoundError
 from app.core.group_commit import Batcher
 from app.core.ids import new_id
 from app.core.settings import Settings
+from app.inference.images import to_member
 from app.queue.enqueue import CONTEXTS, NewContext, context_bytes
 from app.queue.job_queue import JobQueue
 from app.results.plain_contexts import PlainContexts, TextSize
@@ -29,6 +30,7 @@ from app.results.sizes import (
     text_bytes,
     unless_long,
 )
+from app.results.usage import ledger
 
 _MAX_BATCH = 1000
 
@@ -64,6 +66,9 @@ WHERE id = ANY($1::uuid[]) AND team_id = $2 ORDER BY id DESC
 _LOCK = "SELECT 1 FROM contexts WHERE id = $1 AND team_id = $2 FOR UPDATE"
 _LOCK_PENDING = """
 SELECT id FROM results WHERE context_id = $1 AND state = 'pending' ORDER BY id FOR UPDATE
+"""
+_LOCK_ENDED = """
+SELECT id FROM results WHERE context_id = $1 AND state <> 'pending' ORDER BY id FOR UPDATE
 """
 _DELETE_CHUNKS = "DELETE FROM result_chunks WHERE result_id = ANY($1::uuid[])"
 
@@ -153,6 +158,9 @@ class ContextStore:
                         "or add ?force=true."
                     )
                 ids = [row["id"] for row in pending]
+                ended = await connection.fetch(_LOCK_ENDED, context_id)
+                await ledger.settle(connection, [row["id"] for row in ended])
+                await ledger.add_deleted(connection, ids)
                 await connection.execute(_DELETE_CHUNKS, ids)
                 await connection.execute("DELETE FROM contexts WHERE id = $1", context_id)
             return ids
@@ -169,7 +177,10 @@ def to_new_context(team_id: str, create: ContextCreate) -> NewContext:
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
+    return [
+        {"role": message.role, "content": message.content} | to_member(message.images)
+        for message in messages
+    ]
 
 
 def erased_context(context: Context) -> ErasedError:

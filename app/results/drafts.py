@@ -10,6 +10,8 @@ import orjson
 from app.core.errors import FieldError, InvalidRequestError
 from app.core.settings import Settings
 from app.core.url_guard import url_fault
+from app.inference.adapters import ADAPTER_PARAMETER
+from app.inference.images import IMAGES
 from app.inference.model_registry import Model
 from app.queue.enqueue import NewContext, NewResult, OnDisconnect
 from app.results.plain_contexts import TextSize
@@ -26,6 +28,7 @@ class Prompt:
     content: str | None = None
     messages: list[dict[str, Any]] | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    token_ids: Sequence[int] | None = None  # `content` as the engine reads it
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,6 +43,7 @@ class GroupRequest:
     request: str | None = None  # the dialect's own request as JSON text, to render the result later
     store: bool = True  # False: the texts are erased once they are delivered
     waits_for_model: bool = False  # False: refused while the model is not ready
+    cuts_max_tokens: bool = False  # to what the model's length leaves; False: refused
 
     @property
     def size(self) -> int:
@@ -56,6 +60,9 @@ class SubmissionDraft:
     options: SendOptions
     new_context: NewContext | None = None  # None: the context is stored already
     stored_size: TextSize | None = None  # of a stored text that is not read
+    token_ids: Sequence[int] | None = None  # of a prompt that is sent as tokens
+    images: Mapping[str, int] | None = None  # count and characters of its messages' images
+    cuts_max_tokens: bool = False  # to what the model's length leaves
 
     @property
     def text(self) -> str:
@@ -105,9 +112,37 @@ def check_logprobs(count: int, most: int) -> None:
     if count > most:
         raise invalid(
             "parameters.logprobs",
-            f"up to {count:,} log probabilities (results x max_tokens x (logprobs + 1)); "
+            f"up to {count:,} log probabilities (results x max_tokens x (logprobs + 1), and prompt "
+            "tokens x (prompt_logprobs + 1)); "
             f"a request may have {most:,} (LLM_MAX_LOGPROBS)",
         )
+
+
+def generation_parameters(
+    draft: SubmissionDraft, max_tokens: int, most_images: int
+) -> dict[str, Any]:
+    """The stored parameters. Raises InvalidRequestError for more images than a request may have."""
+    parameters: dict[str, Any] = draft.options.parameters.to_stored(max_tokens)
+    if draft.model.adapter is not None:
+        parameters[ADAPTER_PARAMETER] = draft.model.adapter
+    if draft.token_ids is not None:
+        parameters["prompt_token_ids"] = list(draft.token_ids)
+    if draft.images is not None:
+        if (count := draft.images["count"]) > most_images:
+            raise invalid(
+                "messages",
+                f"have {count} images; a request may have {most_images} (LLM_MAX_IMAGES)",
+            )
+        parameters[IMAGES] = dict(draft.images)
+    return parameters
+
+
+def no_vision(model: Model) -> InvalidRequestError:
+    return invalid(
+        "messages",
+        f"model {model.name} takes no images: it has no vision, or its chat template has no places "
+        "for them (docs/vision.md)",
+    )
 
 
 def no_chat(model: Model) -> InvalidRequestError:

@@ -11,10 +11,12 @@ import asyncpg
 
 from app.core.byte_budget import charged
 from app.core.database import Database
+from app.core.settings import Settings
 from app.results.pages import LIST_COLUMNS, ResultFilter, page_of
 from app.results.rows import ExportedResult, ResultRow
 from app.results.search import ResultSearch
-from app.results.sizes import json_bytes, pieces, text_bytes
+from app.results.search_policy import SearchPolicy
+from app.results.sizes import json_bytes, pieces, text_bytes, vector_bytes
 
 _PAGE = 500  # rows
 _PIECE_BYTES = 256_000  # of texts that are read at once; a longer one comes alone
@@ -24,6 +26,8 @@ _CONTEXT = "CROSS JOIN LATERAL (SELECT * FROM contexts WHERE id = {row}.context_
 _SIZE = " + ".join(
     [
         text_bytes("p.output"),
+        text_bytes("p.prompt_logprobs"),
+        vector_bytes("p.vector"),
         text_bytes("c.content"),
         *map(json_bytes, ("p.logprobs", "c.messages")),
     ]
@@ -32,7 +36,7 @@ _SIZES = f"""
 SELECT p.id, {_SIZE} AS size
 FROM ({{page}}) p {_CONTEXT.format(row="p")} ORDER BY p.id DESC
 """
-_SIZED_COLUMNS = "id, context_id, output, logprobs"
+_SIZED_COLUMNS = "id, context_id, output, logprobs, prompt_logprobs, vector"
 _FOUND = f"SELECT {_SIZED_COLUMNS} FROM results WHERE id = ANY($1::uuid[])"
 
 _COLUMNS = ", ".join(
@@ -48,9 +52,9 @@ WHERE r.id = ANY($1::uuid[]) AND r.team_id = $2 ORDER BY r.id DESC
 
 
 class ResultExport:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
-        self._search = ResultSearch(database)
+        self._search = ResultSearch(database, SearchPolicy(database, settings))
 
     async def read(
         self, team_id: str, narrowed: ResultFilter, *, after: UUID | None, limit: int | None

@@ -1,12 +1,13 @@
 """Indexing of ended results: their words for the search, and the totals of their minutes.
 
-The statement that ends a result leaves its id in `undigested_results`. A worker takes these in
-batches: one transaction removes an id, writes the result's row of `result_search`, and adds the result
-to its minute. That row marks it as counted, so that each result is counted once, independent of
-crashes, late commits and clocks.
+The statement that ends a result leaves its id in `undigested_results`. Each worker takes these in
+batches, and skips the ids that other workers hold: one transaction removes an id, writes the result's row
+of `result_search`, and adds the result to its minute and to the ledger of usage. That row marks it as
+counted, so that each result is counted once, independent of crashes, late commits and clocks.
 
 Results that ended under a version without the index are found by a walk over all results, newest
-first, a few at a time, with pauses; a day later by a second walk. It skips indexed ones.
+first, a few at a time, with pauses; a day later by a second walk. It skips indexed ones
+that the ledger has. One process walks at a time.
 """
 
 import asyncio
@@ -21,7 +22,9 @@ from app.core.settings import Settings
 from app.queue.depth import QueueDepth
 from app.results.rows import EndedResult
 from app.results.search import TEAM_MARK
+from app.results.search_policy import is_searchable_sql
 from app.results.stats.totals import add_to_minutes, observe
+from app.results.usage import ledger
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +40,12 @@ FEW_CHARACTERS = 10_000
 _MAX_DELETED = 1_000  # minutes of a statement
 _BROKEN_SECONDS = 60.0
 
-_LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('digest'), 0)"
+# Workers of a former version hold this lock exclusively: they index one at a time.
+_SHARED_LOCK = "SELECT pg_try_advisory_xact_lock_shared(hashtext('digest'), 0)"
+_WALK_LOCK = """
+SELECT pg_try_advisory_xact_lock_shared(hashtext('digest'), 0)
+  AND pg_try_advisory_xact_lock(hashtext('digest'), 1)
+"""
 _LOOK = """
 SELECT EXISTS (SELECT FROM undigested_results WHERE place > $1) AS is_due,
   passes_left > 0 AND resumes_at <= now() AS may_walk,
@@ -56,7 +64,9 @@ _TEXT_SIZE = f"""least(coalesce(octet_length(r.output), 0), {_CHARACTERS})
 _CONTEXT = "LATERAL (SELECT * FROM contexts WHERE id = r.context_id OFFSET 0) c ON true"
 _DUE = f"""
 SELECT u.place, u.result_id AS id, r.id IS NULL AS is_gone, true AS is_due, {_TEXT_SIZE}
-FROM (SELECT * FROM undigested_results WHERE place > $2 ORDER BY place LIMIT $1) u
+FROM (
+  SELECT * FROM undigested_results WHERE place > $2 ORDER BY place LIMIT $1 FOR UPDATE SKIP LOCKED
+) u
 LEFT JOIN LATERAL (SELECT * FROM results WHERE id = u.result_id OFFSET 0) r ON true
 LEFT JOIN {_CONTEXT} ORDER BY u.place
 """
@@ -64,22 +74,25 @@ _DISMISS = "DELETE FROM undigested_results WHERE place = ANY($1::bigint[])"
 
 # Every row that it walks over, so that each step is a small one.
 _WALK = f"""
-SELECT 0 AS place, r.id, r.state <> 'pending' AND s.result_id IS NULL AS is_due, {_TEXT_SIZE}
+SELECT 0 AS place, r.id, r.state <> 'pending' AND s.result_id IS NULL AS is_due,
+  s.in_usage IS FALSE AS is_unsettled, {_TEXT_SIZE}
 FROM (SELECT * FROM results WHERE id < $2 ORDER BY id DESC LIMIT $1) r
-LEFT JOIN LATERAL (SELECT result_id FROM result_search WHERE result_id = r.id OFFSET 0) s ON true
+LEFT JOIN LATERAL (SELECT result_id, in_usage FROM result_search
+  WHERE result_id = r.id OFFSET 0) s ON true
 JOIN {_CONTEXT} ORDER BY r.id DESC
 """
 
 # Results are locked in the order of ids, as all lock them. An attribution is no text. A text that is
-# not to be stored leaves no words behind.
+# not to be stored leaves no words behind, and none does where the search is off.
 _INDEX = f"""
 WITH held AS MATERIALIZED (
   SELECT id FROM results WHERE id = ANY($1::uuid[]) AND state <> 'pending'
   ORDER BY id FOR KEY SHARE {{wait}}
 ), marked AS (
-  INSERT INTO result_search (result_id, team_id, words)
-  SELECT r.id, r.team_id,
+  INSERT INTO result_search (result_id, team_id, in_usage, words)
+  SELECT r.id, r.team_id, true,
     CASE WHEN r.kind = 'generation' AND r.store AND r.erased_at IS NULL AND c.erased_at IS NULL
+      AND {is_searchable_sql("r.team_id", "$5")}
     THEN to_tsvector('simple', concat_ws(E'\\n',
       left(coalesce(c.content, (SELECT string_agg(m ->> 'content', E'\\n' ORDER BY place)
         FROM jsonb_array_elements(
@@ -94,8 +107,9 @@ WITH held AS MATERIALIZED (
   DELETE FROM undigested_results
   WHERE place = ANY($4::bigint[]) AND result_id = ANY (ARRAY(SELECT id FROM held))
 )
-SELECT id, team_id, model_name, coalesce(error_code, 'completed') AS ended_as, prompt_tokens,
-  completion_tokens, started_at, first_token_at, finished_at,
+SELECT id, team_id, model_name, coalesce(error_code, 'completed') AS ended_as,
+  CASE WHEN reused_from IS NULL THEN prompt_tokens END AS prompt_tokens,
+  CASE WHEN reused_from IS NULL THEN completion_tokens END AS completion_tokens, started_at, first_token_at, finished_at,
   CASE jsonb_typeof(parameters -> 'max_tokens')
     WHEN 'number' THEN (parameters ->> 'max_tokens')::float8 END AS max_tokens,
   finished_at >= now() - make_interval(days => $3) AS is_counted,
@@ -135,6 +149,7 @@ class ResultIndexer:
         self._database = database
         self._depth = depth
         self._days = settings.history_days
+        self._search = settings.search
         self._max_rows = _MAX_ROWS
         self._place = 0  # where the last batch ended
         self._looked_at = 0.0  # monotonic time of the last look from the first place on
@@ -173,7 +188,7 @@ class ResultIndexer:
         async def work(connection: Connection) -> tuple[int, bool]:
             ended.clear()
             async with connection.transaction():
-                if not await connection.fetchval(_LOCK):
+                if not await connection.fetchval(_SHARED_LOCK):
                     return self._place, False
                 rows = await connection.fetch(_DUE, self._max_rows, self._place)
                 gone = [row["place"] for row in rows if row["is_gone"]]
@@ -194,13 +209,15 @@ class ResultIndexer:
         async def work(connection: Connection) -> bool:
             ended.clear()
             async with connection.transaction():
-                if not await connection.fetchval(_LOCK):
+                if not await connection.fetchval(_WALK_LOCK):
                     return False
                 digested_from = await connection.fetchval(_FROM)
                 if digested_from is None:
                     return False
                 rows = await connection.fetch(_WALK, self._max_rows, digested_from)
                 done = await self._index_first(connection, rows, "", ended)
+                unsettled = [row["id"] for row in rows[:done] if row["is_unsettled"]]
+                await ledger.settle(connection, unsettled)
                 if done:
                     await connection.execute(_STEP, rows[done - 1]["id"])
                 else:
@@ -245,8 +262,9 @@ class ResultIndexer:
             return []
         ids, places = [row["id"] for row in due], [row["place"] for row in due]
         statement = _INDEX.format(wait=wait)
-        rows = await connection.fetch(statement, ids, characters, self._days, places)
+        rows = await connection.fetch(statement, ids, characters, self._days, places, self._search)
         results = [EndedResult(**row) for row in rows]
+        await ledger.add(connection, [one.id for one in results])
         await add_to_minutes(connection, (one for one in results if one.is_counted))
         return results
 
@@ -260,6 +278,7 @@ class ResultIndexer:
         running = [load.running for load in loads.values()]
         minute = rows[0]["sampled_minute"]
         await self._database.fetch(_SAMPLE, minute, list(loads), queued, running)
+        await ledger.compact(self._database)
         for table in ("minute_stats", "queue_samples"):
             await self._forget(_FORGET.format(table=table))
 

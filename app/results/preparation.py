@@ -15,12 +15,14 @@ from app.core.fair_share import in_turns
 from app.core.ids import new_id
 from app.core.queue_names import queue_of
 from app.core.settings import Settings
+from app.inference.adapters import ADAPTER_PARAMETER, full_name
+from app.inference.images import IMAGES, measure
 from app.inference.model_registry import Model, ModelRegistry
 from app.infini_gram.indexes import Indexes
 from app.queue.admission import Admission
 from app.queue.continuation import can_continue
 from app.queue.enqueue import NewContext, NewResult
-from app.queue.result_size import count_logprobs, expected_bytes
+from app.queue.result_size import count_logprobs, count_prompt_logprobs, expected_bytes
 from app.queue.team_limits import Limits
 from app.results.attributions import AttributionDraft, following, renewed
 from app.results.contexts import ContextStore, erased_context, plain_messages
@@ -30,16 +32,25 @@ from app.results.drafts import (
     SubmissionDraft,
     check_logprobs,
     check_prompts,
-    no_chat,
+    generation_parameters,
     to_json,
     validate,
 )
 from app.results.plain_contexts import TextSize
+from app.results.pooling import kind_of, pooling_parameters, render_prompt, wrong_task
 from app.results.requests import ResultCreate, SendOptions
 from app.results.retention.policy import RetentionPolicy
+from app.results.reuse import text_of, with_digest
 from app.results.rows import erased
 from app.results.store import ResultStore
-from app.results.token_budget import count_tokens, fits, generated_tokens
+from app.results.token_budget import (
+    count_tokens,
+    fits,
+    generated_tokens,
+    most_tokens,
+    needs_text,
+    prompt_tokens,
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,7 +80,7 @@ class Preparation:
     async def prompt(self, principal: Principal, create: ResultCreate, result_id: UUID) -> Prepared:
         if create.context_id is not None:
             return await self.saved(principal, create.model, create.context_id, create, result_id)
-        model = await self.registry.find(create.model)
+        model = await self.registry.find(create.model, principal.team_id)
         messages = plain_messages(create.messages) if create.messages is not None else None
         prompt = Prompt(create.content, messages)
         prepared = await self._new_prompt(principal, model, prompt, create, result_id)
@@ -83,22 +94,25 @@ class Preparation:
         options: SendOptions,
         result_id: UUID,
     ) -> Prepared:
-        model = await self.registry.find(model_name)
-        content = prompt = None
+        model = await self.registry.find(model_name, principal.team_id)
+        content = prompt = images = None
         charge = 0
         limits = await self.admission.limits_of(principal.team_id, model.name)
         size = self._known_size(principal.team_id, model, context_id, options, limits)
         # Otherwise there is neither a template to render it with nor a limit to count it for.
-        is_read = model.format is not None or limits.tokens_per_minute is not None
+        is_read = model.format is not None or needs_text(options, limits)
         if is_read and size is None:
             context, charge = await self.contexts.get_charged(principal.team_id, context_id)
             if context.erased_at is not None:
                 raise erased_context(context)
             content = context.content
             if context.messages is not None:
-                prompt = await _render(model, context.messages)
+                prompt = await render_prompt(model, options, context.messages)
+                images = measure(context.messages)
         draft = SubmissionDraft(
-            result_id, model, context_id, content, prompt, options, stored_size=size
+            *(result_id, model, context_id, content, prompt, options),
+            stored_size=size,
+            images=images,
         )
         prepared = self._bounded(await self._finish(principal, draft))
         if prompt is None:  # the text was only counted
@@ -109,7 +123,7 @@ class Preparation:
         self, team_id: str, model: Model, context_id: UUID, options: SendOptions, limits: Limits
     ) -> TextSize | None:
         """Return the size of a plain context whose text the request does not need."""
-        if limits.tokens_per_minute is not None:
+        if needs_text(options, limits):
             return None
         size = self.contexts.plain.size(team_id, context_id)
         max_tokens = options.parameters.max_tokens or self.settings.default_max_tokens
@@ -119,7 +133,7 @@ class Preparation:
         self, principal: Principal, request: GroupRequest, ids: Sequence[UUID]
     ) -> list[Prepared]:
         """The results of one request, as `ids`. Raises ModelNotReadyError too."""
-        model = await self.registry.find(request.model)
+        model = await self.registry.find(request.model, principal.team_id)
         if not model.ready and not request.waits_for_model:
             raise ModelNotReadyError(
                 f"Model {model.name} is known, but not ready: {model.reason}. Try again later, or "
@@ -131,7 +145,14 @@ class Preparation:
         prepared = []
         remaining = iter(ids)
         async for prompt in in_turns(request.prompts):
-            first = await self._new_prompt(principal, model, prompt, request.options, new_id())
+            first = await self._new_prompt(
+                principal,
+                model,
+                prompt,
+                request.options,
+                new_id(),
+                cuts_max_tokens=request.cuts_max_tokens,
+            )
             for place, result_id in enumerate(islice(remaining, request.n)):
                 result = replace(
                     first.result,
@@ -143,6 +164,8 @@ class Preparation:
                     request=request.request,
                     store=request.store,
                 )
+                if request.options.reuse and place:  # its seed is its own
+                    result = with_digest(result, model, text_of(result))
                 prepared.append(replace(first, result=result))
         check_prompts([one.result for one in prepared])
         check_logprobs(sum(one.logprobs for one in prepared), self.settings.max_logprobs)
@@ -155,19 +178,25 @@ class Preparation:
             raise ConflictError("The result is pending. Wait for its end, or cancel it first.")
         if row.erased_at is not None:
             raise erased(row)
-        is_generation = row.kind == "generation"
-        if is_generation:
-            model = await self.registry.find(row.model_name)
+        is_of_model = row.kind != "attribution"
+        parameters = orjson.loads(row.parameters)
+        if is_of_model:
+            name = full_name(row.model_name, parameters.get(ADAPTER_PARAMETER))
+            model = await self.registry.find(name, principal.team_id)
         else:
             model = self.registry.serving(row.model_name)
         limits = await self.admission.limits_of(principal.team_id, model.name)
-        parameters = orjson.loads(row.parameters)
-        tokens = parameters["max_tokens"] if is_generation else 0
-        if is_generation and limits.tokens_per_minute is not None:
+        tokens = parameters.get("max_tokens", 0) if is_of_model else 0
+        logprobs = count_logprobs(parameters)
+        is_scored = parameters.get("prompt_logprobs") is not None
+        if is_of_model and (limits.tokens_per_minute is not None or is_scored):
             text = row.prompt
             if text is None:
                 text = (await self.contexts.get(principal.team_id, row.context_id)).content or ""
-            tokens += await count_tokens(model, text)
+            ids = parameters.get("prompt_token_ids")
+            tokens += await count_tokens(model, text) if ids is None else len(ids)
+            most = await most_tokens(model, text, ids)
+            logprobs += count_prompt_logprobs(parameters, most)
         result = NewResult(
             id=result_id,
             team_id=principal.team_id,
@@ -189,15 +218,17 @@ class Preparation:
             tokens=tokens,
             limits=limits,
             resumable=row.resumable and self.settings.continue_lost_attempts,
+            token_id=principal.token_id,
             expected_bytes=expected_bytes(len(row.prompt or ""), parameters),
+            has_images=IMAGES in parameters,
         )
-        return self._bounded(Prepared(model, result, count_logprobs(parameters)))
+        return self._bounded(Prepared(model, result, logprobs))
 
     async def attribution(self, principal: Principal, draft: AttributionDraft) -> Prepared:
         self.indexes.engine(draft.index)
         queue = queue_of(draft.index)
         limits = await self.admission.limits_of(principal.team_id, queue)
-        result = draft.to_result(principal.team_id, self.settings.default_deadline_seconds, limits)
+        result = draft.to_result(principal, self.settings.default_deadline_seconds, limits)
         return Prepared(self.registry.serving(queue), result)
 
     def _bounded(self, prepared: Prepared) -> Prepared:
@@ -211,16 +242,28 @@ class Preparation:
         prompt: Prompt,
         options: SendOptions,
         result_id: UUID,
+        *,
+        cuts_max_tokens: bool = False,
     ) -> Prepared:
         rendered = messages = None
         if prompt.messages is not None:
-            rendered = await _render(model, prompt.messages, prompt.template_arguments)
+            arguments = prompt.template_arguments
+            rendered = await render_prompt(model, options, prompt.messages, arguments)
             messages = to_json(prompt.messages)
         context = NewContext(new_id(), principal.team_id, prompt.content, messages, "{}")
         return await self._finish(
             principal,
             SubmissionDraft(
-                result_id, model, context.id, prompt.content, rendered, options, context
+                result_id,
+                model,
+                context.id,
+                prompt.content,
+                rendered,
+                options,
+                context,
+                cuts_max_tokens=cuts_max_tokens,
+                token_ids=prompt.token_ids,
+                images=measure(prompt.messages),
             ),
         )
 
@@ -234,18 +277,33 @@ class Preparation:
             max_priority=principal.max_priority,
             max_retain_seconds=max_retain,
         )
-        max_tokens = await generated_tokens(draft, self.settings.default_max_tokens)
+        if (error := wrong_task(draft.model, draft.options)) is not None:
+            raise error
+        max_tokens = 0
+        if draft.options.pooling is None:
+            max_tokens = await generated_tokens(draft, self.settings.default_max_tokens)
         limits = await self.admission.limits_of(principal.team_id, draft.model.name)
         tokens = max_tokens
         if limits.tokens_per_minute is not None:
-            tokens += await count_tokens(draft.model, draft.text)
-        parameters = draft.options.parameters.to_stored(max_tokens)
-        result = self._to_result(principal.team_id, draft, parameters, tokens, limits)
-        return Prepared(draft.model, result, count_logprobs(parameters))
+            tokens += await prompt_tokens(draft)
+        if draft.options.pooling is not None:
+            parameters = await pooling_parameters(draft)
+            return Prepared(
+                draft.model, self._to_result(principal, draft, parameters, tokens, limits)
+            )
+        parameters = generation_parameters(draft, max_tokens, self.settings.max_images)
+        logprobs = count_logprobs(parameters)
+        if "prompt_logprobs" in parameters:
+            most = await most_tokens(draft.model, draft.text, draft.token_ids)
+            logprobs += count_prompt_logprobs(parameters, most)
+        result = self._to_result(principal, draft, parameters, tokens, limits)
+        if draft.options.reuse:
+            result = with_digest(result, draft.model, draft.text)
+        return Prepared(draft.model, result, logprobs)
 
     def _to_result(
         self,
-        team_id: str,
+        principal: Principal,
         draft: SubmissionDraft,
         parameters: Mapping[str, Any],
         tokens: int,
@@ -259,7 +317,7 @@ class Preparation:
             attribution = following(wanted.index, wanted.to_stored(), deadline)
         return NewResult(
             id=draft.id,
-            team_id=team_id,
+            team_id=principal.team_id,
             context_id=draft.context_id,
             model_name=draft.model.name,
             model_version=draft.model.version,
@@ -270,6 +328,7 @@ class Preparation:
             metadata=to_json(options.metadata) if options.metadata else "{}",
             new_context=draft.new_context,
             webhook_url=options.webhook_url,
+            kind=kind_of(options),
             attribution=attribution,
             retain_seconds=options.retain_seconds,
             tokens=tokens,
@@ -278,6 +337,8 @@ class Preparation:
             and options.continue_lost_attempts is not False
             and can_continue(parameters),
             expected_bytes=expected_bytes(draft.size.characters, parameters),
+            token_id=principal.token_id,
+            has_images=IMAGES in parameters,
         )
 
 
@@ -286,11 +347,3 @@ def _of_choice(parameters: str, place: int) -> str:
     if members.get("seed") is None:
         return parameters
     return to_json(members | {"seed": members["seed"] + place})
-
-
-async def _render(
-    model: Model, messages: list[dict[str, Any]], arguments: Mapping[str, Any] | None = None
-) -> str:
-    if model.format is None or not model.has_chat:
-        raise no_chat(model)
-    return model.format.for_engine(await model.format.render(messages, arguments))

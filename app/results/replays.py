@@ -5,12 +5,22 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from app.core.errors import IdempotencyConflictError, MemoryBusyError, NotFoundError, ServiceError
-from app.queue.idempotency import IdempotencyKeys, NewKey, hash_request
+from app.core.errors import (
+    IdempotencyConflictError,
+    MemoryBusyError,
+    NotFoundError,
+    ResultDeletedError,
+    ServiceError,
+)
+from app.queue.idempotency import IdempotencyKeys, NewKey, TakenKey, hash_request
+from app.queue.job_rows import JobRow, TakenRow
 from app.results.drafts import GroupRequest
+from app.results.jobs.store import JobStore
 from app.results.requests import SendOptions
 from app.results.rows import ResultRow, erased
 from app.results.store import ResultStore
+
+_KEYS = {"idempotency_key", "job_id", "job_key"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,21 +39,32 @@ class Replays:
     """Makes the keys of requests, and finds the results that have them."""
 
     keys: IdempotencyKeys
+    jobs: JobStore
     results: ResultStore
 
-    def key(self, options: SendOptions, **request: str) -> NewKey | None:
+    def key(self, options: SendOptions, **request: str) -> NewKey | JobRow | None:
+        if options.job_id is not None:
+            assert options.job_key is not None  # its schema
+            hashed = hash_request(request | _members(options))
+            return JobRow(options.job_id, options.job_key, hashed)
         if options.idempotency_key is None:
             return None
         return self.keys.new(options.idempotency_key, hash_request(request | _members(options)))
 
     def group_key(self, request: GroupRequest) -> NewKey | None:
+        """The key of a group, which is never a row of a job."""
         key = request.options.idempotency_key
         if key is None:
             return None
         content = {
             "model": request.model,
             "prompts": [
-                [one.content, one.messages, dict(one.template_arguments)] for one in request.prompts
+                [
+                    *(one.content, one.messages, dict(one.template_arguments)),
+                    # Different tokens may have one text.
+                    *([] if one.token_ids is None else [list(one.token_ids)]),
+                ]
+                for one in request.prompts
             ],
             "n": request.n,
             # Not its content, which has new ids each time.
@@ -53,21 +74,26 @@ class Replays:
         }
         return self.keys.new(key, hash_request(content | _members(request.options)))
 
-    async def find(self, team_id: str, key: NewKey) -> Replayed | ServiceError | None:
+    async def find(self, team_id: str, key: NewKey | JobRow) -> Replayed | ServiceError | None:
         """The result of the same request under its key, or the error in its place."""
-        taken = await self.keys.find(team_id, key.key)
+        taken: TakenKey | TakenRow | None
+        if isinstance(key, JobRow):
+            taken = await self.jobs.find_row(key.job_id, key.key)
+        else:
+            taken = await self.keys.find(team_id, key.key)
         if taken is None:
             return None
         if taken.request_hash != key.request_hash:
             return IdempotencyConflictError(
-                f"Result {taken.result_id} was made under this idempotency key, by another request. "
-                "Repeat that one unchanged, or take a new key.",
+                f"Result {taken.result_id} was made under this key, by another request. Repeat that "
+                "one unchanged, or take a new key.",
                 extra={"result_id": str(taken.result_id)},
             )
         try:
             row = await self.results.get(team_id, taken.result_id)
         except NotFoundError:
-            return None  # deleted meanwhile, together with its key
+            # An idempotency key is deleted with its result. The row of a job stays.
+            return deleted(key, taken.result_id) if isinstance(key, JobRow) else None
         except MemoryBusyError as error:
             return error
         return erased(row) if row.erased_at is not None else Replayed(row)
@@ -94,4 +120,12 @@ class Replays:
 
 def _members(options: SendOptions) -> dict[str, Any]:
     """The members of a request without those that repeat a default."""
-    return options.model_dump(mode="json", exclude={"idempotency_key"}, exclude_defaults=True)
+    return options.model_dump(mode="json", exclude=_KEYS, exclude_defaults=True)
+
+
+def deleted(row: JobRow, result_id: UUID) -> ResultDeletedError:
+    return ResultDeletedError(
+        f"Result {result_id} of this row has been deleted. Its key is taken as long as the job lives: "
+        "take a new key to run the request again.",
+        extra={"result_id": str(result_id), "job_key": row.key},
+    )

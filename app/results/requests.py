@@ -16,12 +16,17 @@ from pydantic import (
 )
 
 from app.core.settings.fields import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS
+from app.inference.images import Images
+from app.inference.pooling import EmbeddingParameters, ScoreParameters
 from app.inference.sampling import SamplingParameters
 from app.infini_gram.attribution import AttributionParameters
 
 MAX_METADATA_BYTES = 16_384
 MAX_PROMPT_CHARACTERS = 2_000_000
 MAX_URL_CHARACTERS = 2_048
+MAX_TOTAL = 10**12
+MAX_RETRIES = 200
+MAX_KEYS = 1_000
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -29,6 +34,9 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=64)]
+Priority = Annotated[int, Field(ge=-100, le=100)]
+Deadline = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Url = Annotated[str, Field(max_length=MAX_URL_CHARACTERS)]
 
 
 class Message(BaseModel):
@@ -38,6 +46,15 @@ class Message(BaseModel):
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)]
+    images: Images | None = Field(
+        None, description="For models with vision (docs/vision.md); they stand before the text."
+    )
+
+    @model_validator(mode="after")
+    def _has_places(self) -> Self:
+        if any(one.after > len(self.content) for one in self.images or ()):
+            raise ValueError("images: `after` exceeds the length of the content")
+        return self
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=10_000)]
@@ -94,15 +111,25 @@ class SendOptions(_WithMetadata):
     """Options of a submission; every member is optional."""
 
     parameters: SamplingParameters = Field(default_factory=SamplingParameters)
-    priority: Annotated[int, Field(ge=-100, le=100)] = Field(
+    embedding: EmbeddingParameters | None = Field(
+        None,
+        description="Compute the vector of the text, and generate nothing: a result of the kind "
+        "`embedding` (docs/embeddings.md).",
+    )
+    score: ScoreParameters | None = Field(
+        None,
+        description="Compute the score of two messages with the roles `query` and `document`: a "
+        "result of the kind `score` (docs/embeddings.md).",
+    )
+    priority: Priority = Field(
         0,
         description="Below 0 lets other results go first; above 0 goes first itself, as far as the "
         "token's `max_priority` allows.",
     )
-    deadline_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+    deadline_seconds: Deadline | None = Field(
         None, description="Fail if not finished by then; default 24 h, at most 7 days."
     )
-    webhook_url: Annotated[str, Field(max_length=MAX_URL_CHARACTERS)] | None = Field(
+    webhook_url: Url | None = Field(
         None, description="Called when the result is terminal; see /webhooks/deliveries."
     )
     attribute: Annotated[
@@ -121,6 +148,11 @@ class SendOptions(_WithMetadata):
         None,
         description="Delete the result so long after its end; at most as long as the team's are kept.",
     )
+    reuse: bool = Field(
+        False,
+        description="True: a completed result of an equal request answers this one, if there is one "
+        "(docs/reuse.md). Needs a temperature of 0 or a seed; otherwise it has no effect.",
+    )
     continue_lost_attempts: bool | None = Field(
         None,
         description="False: an attempt after a lost one starts over. Otherwise it continues the text "
@@ -131,6 +163,37 @@ class SendOptions(_WithMetadata):
         description="The same key and body again return the first result, another body 409. The "
         "header `Idempotency-Key` does the same for a request that is not a list.",
     )
+    job_id: Annotated[UUID, Field(strict=False)] | None = Field(
+        None, description="Make the result a row of this job, under its `job_key`."
+    )
+    job_key: Key | None = Field(
+        None,
+        description="Key of the row, unique in its job: as long as the job lives, the same key and body "
+        "again return the row's result, another body 409.",
+    )
+
+    @model_validator(mode="after")
+    def _whole_row(self) -> Self:
+        if (self.job_id is None) != (self.job_key is None):
+            raise ValueError("give both job_id and job_key, or neither")
+        if self.job_key is not None and self.idempotency_key is not None:
+            raise ValueError("a row of a job has its job_key, and no idempotency_key")
+        return self
+
+    @model_validator(mode="after")
+    def _one_task(self) -> Self:
+        if self.pooling is None:
+            return self
+        if self.embedding is not None and self.score is not None:
+            raise ValueError("give embedding or score, not both")
+        if self.attribute is not None or self.parameters.model_fields_set:
+            raise ValueError("embedding and score generate no text: they take no parameters of it")
+        return self
+
+    @property
+    def pooling(self) -> EmbeddingParameters | ScoreParameters | None:
+        """The parameters of a request that generates no text."""
+        return self.embedding or self.score
 
 
 class ResultCreate(SendOptions):
@@ -147,3 +210,51 @@ class ResultCreate(SendOptions):
         if sum(source is not None for source in given) != 1:
             raise ValueError("give exactly one of content, messages and context_id")
         return self
+
+
+class JobCreate(_WithMetadata):
+    """A job to create; every member is optional."""
+
+    name: Annotated[str, Field(max_length=255)] = ""
+    key: Key | None = Field(
+        None, description="As long as the job lives, the same key again returns the job."
+    )
+    total: Annotated[int, Field(ge=0, le=MAX_TOTAL)] | None = Field(
+        None, description="Rows that the client expects to send; only kept and returned."
+    )
+    priority: Priority = Field(
+        -1,
+        description="Priority of its rows, unless they have their own; by default others go first.",
+    )
+    deadline_seconds: Deadline | None = Field(
+        None, description="Deadline of each of its rows from its acceptance, unless it has its own."
+    )
+    webhook_url: Url | None = Field(
+        None, description="Called when the job has ended; see /webhooks/deliveries."
+    )
+
+
+class JobRetry(BaseModel):
+    """A batch of failed rows to send again; every member is optional."""
+
+    model_config = _STRICT
+
+    after: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        0, description="`following` of the previous batch."
+    )
+    until: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
+        None,
+        description="Only rows up to this place: the job's `last_place` before the first batch.",
+    )
+    limit: Annotated[int, Field(ge=1, le=MAX_RETRIES)] = MAX_RETRIES
+    error_code: Annotated[str, Field(max_length=64, pattern=r"^[^\x00]*$")] | None = Field(
+        None, description="Only rows that failed with it."
+    )
+
+
+class JobKeys(BaseModel):
+    """Keys of rows to read."""
+
+    model_config = _STRICT
+
+    keys: Annotated[list[Key], Field(min_length=1, max_length=MAX_KEYS)]

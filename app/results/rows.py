@@ -13,6 +13,7 @@ import orjson
 from app.core.errors import ErasedError, FailureCode, ResultFailedError
 from app.core.ids import unix_seconds
 from app.queue.enqueue import Kind
+from app.results.sizes import VECTOR_COPIES
 
 State = Literal["pending", "completed", "failed"]
 # Size of log probabilities as objects and in a dialect's JSON, beside those of other texts.
@@ -55,6 +56,9 @@ class ResultRow(NamedTuple):
     attribution: str | None
     text_attempt: int | None
     continuations: int
+    prompt_logprobs: str | None
+    vector: bytes | None
+    reused_from: UUID | None = None
 
     @classmethod
     def of(cls, record: asyncpg.Record) -> Self:
@@ -67,12 +71,25 @@ class ResultRow(NamedTuple):
 
     @property
     def output_size(self) -> int:
-        """The size of its output with log probabilities."""
-        return len(self.text) + len(self.logprobs or "")
+        """The size of its output with log probabilities, or of its vector as JSON."""
+        return len(self.text) + self.logprobs_size
+
+    @property
+    def logprobs_size(self) -> int:
+        vector = VECTOR_COPIES * len(self.vector or b"")
+        return len(self.logprobs or "") + len(self.prompt_logprobs or "") + vector
+
+    def numbers(self) -> list[float]:
+        """The vector of an embedding, or the one number of a score."""
+        return list(map(float, memoryview(self.vector or b"").cast("f")))
 
     def token_logprobs(self) -> list[Any]:
         """The log probabilities, an item per token; empty where they were not asked for."""
         return orjson.loads(self.logprobs) if self.logprobs else []
+
+    def prompt_token_logprobs(self) -> list[Any]:
+        """Those of the prompt: null for its first token, each token's own entry first."""
+        return orjson.loads(self.prompt_logprobs) if self.prompt_logprobs else []
 
 
 _VALUES: Callable[[asyncpg.Record], tuple[Any, ...]] = itemgetter(*ResultRow._fields)
@@ -84,6 +101,7 @@ class ListedResult:
 
     row: ResultRow
     prompt_start: str | None
+    truncated: bool  # `row` does not have all of the output
 
 
 @dataclass(slots=True, frozen=True)

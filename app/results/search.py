@@ -13,6 +13,7 @@ import asyncpg
 from app.core.database import Connection, Database
 from app.core.errors import FieldError, InvalidRequestError, SearchTooSlowError
 from app.results.pages import Page, ResultFilter, page_of
+from app.results.search_policy import SearchPolicy
 
 # Results that are looked through before the index is asked; the second time only if the first has
 # found so much that this should fill the page.
@@ -64,17 +65,19 @@ def team_word(team_id: str) -> str:
 class ResultSearch:
     """Finds results of one team by `ResultFilter.words`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, policy: SearchPolicy) -> None:
         self._database = database
+        self._policy = policy
 
     async def ids(
         self, team_id: str, narrowed: ResultFilter, *, after: UUID | None, limit: int
     ) -> Sequence[UUID]:
-        """The newest below `after`. Raises InvalidRequestError, SearchTooSlowError."""
+        """The newest below `after`. Raises InvalidRequestError, SearchOffError, SearchTooSlowError."""
         page = page_of(team_id, narrowed, after)
         words = narrowed.words
         if page is None or words is None:
             return []
+        await self._policy.check(team_id)
 
         async def work(connection: Connection) -> Sequence[UUID]:
             try:

@@ -42,6 +42,9 @@ def result_to_wire(row: ResultRow, *, model_ready: bool) -> dict[str, Any]:
     wire["state"] = row.state
     if row.kind == "generation":
         wire["result"] = row.output
+    elif row.vector is not None:
+        numbers = row.numbers()
+        wire["result"] = {"score": numbers[0]} if row.kind == "score" else {"embedding": numbers}
     elif row.output:
         wire["result"] = orjson.Fragment(row.output)
     if row.error_code is not None:
@@ -65,6 +68,8 @@ def result_to_wire(row: ResultRow, *, model_ready: bool) -> dict[str, Any]:
     wire["finished_at"] = finished
     if row.logprobs is not None:
         wire["logprobs"] = orjson.Fragment(row.logprobs)
+    if row.prompt_logprobs is not None:
+        wire["prompt_logprobs"] = orjson.Fragment(row.prompt_logprobs)
     if row.erased_at is not None:
         wire["erased_at"] = row.erased_at
     _add_references(wire, row, is_completed=row.state == "completed")
@@ -106,7 +111,10 @@ def _new_to_wire(
 def _add_references(
     wire: dict[str, Any], result: NewResult | ResultRow, *, is_completed: bool
 ) -> None:
-    """The source of an attribution, and the attribution that follows a completed text."""
+    """The source of a reused text or of an attribution, and the attribution that follows."""
+    if isinstance(result, ResultRow) and result.reused_from is not None:
+        wire["reused"] = True
+        wire["reused_from"] = str(result.reused_from)
     if result.source_id is not None:
         wire["source_id"] = str(result.source_id)
     if result.attribution is not None:

@@ -17,6 +17,7 @@ from app.queue.job_queue import JobQueue
 from app.results.pages import LIST_COLUMNS, ResultFilter, page_of
 from app.results.rows import AttemptsRow, ListedResult, ResultRow, SubmittedRequest
 from app.results.search import ResultSearch
+from app.results.search_policy import SearchPolicy
 from app.results.sizes import (
     LONG_BYTES,
     SizedPage,
@@ -26,8 +27,10 @@ from app.results.sizes import (
     read_page,
     text_bytes,
     unless_long,
+    vector_bytes,
 )
 from app.results.stored_text import StoredText, read_texts
+from app.results.usage import ledger
 
 _MAX_BATCH = 500
 LIST_TEXT_CHARACTERS = 1000
@@ -36,14 +39,17 @@ PROMPT_START_CHARACTERS = 200
 _LONG_COLUMNS = ", ".join(LIST_COLUMNS.values())
 _SHORTENED = {
     # An attribution is not a text: half of its JSON is useless.
-    "output": f"CASE kind WHEN 'generation' THEN left(output, {LIST_TEXT_CHARACTERS}) END AS output",
+    # One character more shows that the text is cut.
+    "output": f"CASE kind WHEN 'generation' THEN left(output, {LIST_TEXT_CHARACTERS + 1}) END AS output",
     # Many times as long as the text.
     "logprobs": "NULL::jsonb AS logprobs",
+    "prompt_logprobs": "NULL::text AS prompt_logprobs",
+    "vector": "NULL::bytea AS vector",
 }
 _SHORT_COLUMNS = ", ".join((LIST_COLUMNS | _SHORTENED).values())
 _REST = f"{json_bytes('parameters')} + {json_bytes('metadata')} + {text_bytes('error_message')}"
 _SHORT_SIZE = f"id, least({text_bytes('output')}, {4 * LIST_TEXT_CHARACTERS}) + {_REST} AS size"
-_LONG_SIZE = f"id, {text_bytes('output')} + {json_bytes('logprobs')} + {_REST} AS size"
+_LONG_SIZE = f"id, {text_bytes('output')} + {json_bytes('logprobs')} + {text_bytes('prompt_logprobs')} + {vector_bytes('vector')} + {_REST} AS size"
 
 # Only the start of a text is read. Messages are read whole, so long ones are left out; the last message
 # represents a chat.
@@ -60,7 +66,11 @@ _PROMPT_START = f"""
 _SIZES = {
     "output": text_bytes("output"),
     "logprobs": json_bytes("logprobs"),
+    "prompt_logprobs": text_bytes("prompt_logprobs"),
+    "vector": vector_bytes("vector"),
     "request": json_bytes("request"),
+    # Long where a prompt was sent as token ids.
+    "parameters": json_bytes("parameters"),
 }
 _SIZE = " + ".join(_SIZES.values())
 _SHORT_ONLY = ", ".join(
@@ -99,10 +109,11 @@ WHERE r.id = $1 AND r.team_id = $2
 """
 
 # In the order of ids, like every statement that locks several.
-_DELETE = """
-WITH picked AS (
+_LOCK_ALL = """
   SELECT id, state FROM results WHERE id = $1 OR source_id = $1 ORDER BY id FOR UPDATE
-), swept AS (
+"""
+_DELETE = f"""
+WITH picked AS ({_LOCK_ALL}), swept AS (
   DELETE FROM result_chunks c USING picked p WHERE c.result_id = p.id
 ), gone AS (
   DELETE FROM results r USING picked p WHERE r.id = p.id
@@ -142,7 +153,7 @@ class ResultStore:
     def __init__(self, database: Database, queue: JobQueue, settings: Settings) -> None:
         self._database = database
         self._queue = queue
-        self._search = ResultSearch(database)
+        self._search = ResultSearch(database, SearchPolicy(database, settings))
         seconds = settings.database_timeout_seconds
         self._reads: Batcher[UUID, asyncpg.Record | None] = Batcher(
             database, _read, max_items=_MAX_BATCH, retry_seconds=seconds
@@ -221,7 +232,7 @@ class ResultStore:
         query = _FOUND.format(columns=columns)
         page = await read_page(sizes, limit, lambda ids: self._database.fetch(query, ids, team_id))
         listed = [
-            ListedResult(ResultRow.of(row), row["prompt_start"] if prompts else None)
+            _to_listed(row, row["prompt_start"] if prompts else None, full=full)
             for row in page.rows
         ]
         return SizedPage(listed, page.following)
@@ -272,12 +283,29 @@ class ResultStore:
                     raise ConflictError(
                         "The result is pending. Wait, cancel it, or add ?force=true."
                     )
+                locked = await connection.fetch(_LOCK_ALL, result_id)
+                ids = [row["id"] for row in locked]
+                await ledger.settle(connection, ids)
+                await ledger.add_deleted(connection, ids)
                 deleted = await connection.fetch(_DELETE, result_id)
                 await connection.execute(_MARK_UNUSED, context_id)
                 return [row["id"] for row in deleted if row["state"] == "pending"]
 
         if stopped := await self._database.run(work):
             await self._queue.notify_stopped(stopped)
+
+
+def _to_listed(record: asyncpg.Record, prompt_start: str | None, *, full: bool) -> ListedResult:
+    row = ResultRow.of(record)
+    if full:
+        return ListedResult(row, prompt_start, truncated=False)
+    if row.kind != "generation":
+        has_output = row.state == "completed" and row.erased_at is None
+        return ListedResult(row, prompt_start, truncated=has_output)
+    truncated = len(row.text) > LIST_TEXT_CHARACTERS
+    if truncated:
+        row = row._replace(output=row.text[:LIST_TEXT_CHARACTERS])
+    return ListedResult(row, prompt_start, truncated=truncated)
 
 
 def result_not_found(result_id: UUID) -> NotFoundError:

@@ -1,18 +1,45 @@
 """Tokens of a request: those of its prompt, and how many its model may generate."""
 
 import math
+from collections.abc import Sequence
 
 from app.inference.model_registry import Model
+from app.queue.team_limits import Limits
 from app.results.drafts import SubmissionDraft, invalid
+from app.results.requests import SendOptions
 
 # A tokenizer makes at most one token of a byte, and adds a few special ones.
 _SPECIAL_TOKENS = 8
+
+
+def needs_text(options: SendOptions, limits: Limits) -> bool:
+    """Return whether a request needs more of its stored prompt than its size."""
+    return (
+        limits.tokens_per_minute is not None
+        or options.parameters.prompt_logprobs is not None
+        or options.score is not None
+        or options.reuse
+    )
 
 
 async def count_tokens(model: Model, text: str) -> int:
     """Tokens of a prompt; a quarter of its bytes where the model has no tokenizer."""
     counted = await model.format.count_tokens(text) if model.format else None
     return math.ceil(len(text.encode()) / 4) if counted is None else counted
+
+
+async def prompt_tokens(draft: SubmissionDraft) -> int:
+    """`count_tokens` of a draft's prompt."""
+    ids = draft.token_ids
+    return await count_tokens(draft.model, draft.text) if ids is None else len(ids)
+
+
+async def most_tokens(model: Model, text: str, token_ids: Sequence[int] | None = None) -> int:
+    """An upper bound of a prompt's tokens: their number where the model has a tokenizer."""
+    if token_ids is not None:
+        return len(token_ids)
+    counted = await model.format.count_tokens(text) if model.format else None
+    return len(text.encode()) + _SPECIAL_TOKENS if counted is None else counted
 
 
 async def generated_tokens(draft: SubmissionDraft, default: int) -> int:
@@ -38,24 +65,25 @@ def fits(model: Model, prompt_bytes: int, max_tokens: int) -> bool:
 async def _within_length(draft: SubmissionDraft, given: int | None, default: int) -> int:
     model, length = draft.model, draft.model.max_model_len
     wanted = given or default
-    if fits(model, draft.size.bytes, wanted):
+    ids = draft.token_ids
+    if ids is None and fits(model, draft.size.bytes, wanted):
         return wanted
-    assert length is not None
-    assert model.format is not None
-    prompt_tokens = await model.format.count_tokens(draft.text)
-    if prompt_tokens is None:
+    if length is None or model.format is None:
+        return wanted
+    count = len(ids) if ids is not None else await model.format.count_tokens(draft.text)
+    if count is None:
         return given or min(default, length)
-    if prompt_tokens >= length:
+    if count >= length:
         raise invalid(
             "content",
-            f"the prompt has {prompt_tokens} tokens; {model.name} takes {length} in all",
+            f"the prompt has {count} tokens; {model.name} takes {length} in all",
             max_model_len=length,
         )
-    if given is not None and prompt_tokens + given > length:
+    if given is not None and count + given > length and not draft.cuts_max_tokens:
         raise invalid(
             "parameters.max_tokens",
-            f"{given} and a prompt of {prompt_tokens} tokens exceed the {length} tokens of "
-            f"{model.name}; at most {length - prompt_tokens} are left",
+            f"{given} and a prompt of {count} tokens exceed the {length} tokens of "
+            f"{model.name}; at most {length - count} are left",
             max_model_len=length,
         )
-    return given or min(default, length - prompt_tokens)
+    return min(wanted, length - count)

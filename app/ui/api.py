@@ -34,7 +34,7 @@ Params = Mapping[str, str | int | float | bool | None]
 class RequestOptions(TypedDict, total=False):
     params: Params | None
     json: Any
-    content: AsyncIterable[bytes] | None
+    content: AsyncIterable[bytes] | bytes | None
     headers: Mapping[str, str] | None
     timeout: httpx.Timeout | None
 
@@ -77,7 +77,7 @@ class Api:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         if visitor:
             self._headers["X-Forwarded-For"] = visitor
-        self._owner = hashlib.sha256((token or "").encode()).digest()
+        self.owner = hashlib.sha256((token or "").encode()).digest()
 
     async def me(self) -> Me:
         """The visitor, cached for a few seconds."""
@@ -94,7 +94,7 @@ class Api:
 
     async def get_cached(self, path: str) -> Any:
         """`get` for data that seldom changes: cached for some seconds."""
-        cached, key = self._client.cached, (path, self._owner)
+        cached, key = self._client.cached, (path, self.owner)
         now = asyncio.get_running_loop().time()
         if key not in cached or cached[key][0] <= now:
             value = await self.get(path)
@@ -104,8 +104,13 @@ class Api:
         return cached[key][1]
 
     async def get_models(self) -> list[dict[str, Any]]:
-        """The models, ready ones first."""
-        return sorted(await self.get("/models/"), key=lambda one: (not one["ready"], one["name"]))
+        """The models and their adapters, ready ones first."""
+        models = [
+            one | {"name": name}
+            for one in await self.get("/models/")
+            for name in (one["name"], *(f"{one['name']}:{adapter}" for adapter in one["adapters"]))
+        ]
+        return sorted(models, key=lambda one: (not one["ready"], one["name"]))
 
     async def get_context(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """The prompt of a result, in `content` or in `messages`."""

@@ -14,6 +14,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from app.ui.api import Client
+from app.ui.bulk.background import Background
 from app.ui.bulk.uploaded_file import SpaceBudget
 from app.ui.errors import RefusedError, SignInError
 from app.ui.exposure import ExposureGuard
@@ -30,6 +31,7 @@ from app.ui.pages import (
     playground,
     sign_in,
     system,
+    usage,
 )
 from app.ui.render import STATIC, fragment, page
 from app.ui.sending import kept_fields
@@ -50,6 +52,7 @@ _PAGES = (
     live,
     fleet,
     launches,
+    usage,
     system,
     sign_in,
 )
@@ -59,7 +62,9 @@ def create_ui(settings: UiSettings) -> Starlette:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.client = Client(str(settings.api_url))
+        app.state.bulk_background = Background()
         yield
+        await app.state.bulk_background.close()
         await app.state.client.close()
 
     sessions = Sessions(settings)

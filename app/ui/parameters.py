@@ -42,12 +42,17 @@ _ADVICE: Mapping[str, tuple[str, str]] = {
     ),
     "stop_token_ids": ("Stopping", "Ends at one of these token ids, separated by commas."),
     "bad_words": ("Stopping", "Never uses these words, one a line; the text may paraphrase them."),
+    "allowed_token_ids": ("More", "Uses these token ids alone; too few of them make poor text."),
     "include_stop_str_in_output": ("Stopping", "Keeps the stop text at the end of the answer."),
     "structured_outputs": (
         "Structure",
         "Guarantees the form of the answer; slower, and a tight form can reduce its quality.",
     ),
     "logprobs": ("More", "Stores this many likely tokens at each position; makes results larger."),
+    "prompt_logprobs": (
+        "More",
+        "Stores this many likely tokens at each position of the prompt; makes results larger.",
+    ),
     "logit_bias": ("More", 'Pushes single token ids up or down; JSON such as {"42": -100}.'),
     "skip_special_tokens": ("More", "No shows the model's control tokens in the text."),
     "spaces_between_special_tokens": ("More", "Readable control tokens against exact text."),
@@ -129,6 +134,17 @@ def parse_parameters(
     return values
 
 
+def model_of(result: Mapping[str, Any]) -> str:
+    """The name by which a result's model was requested, with its adapter."""
+    name, adapter = result["model_name"], result["parameters"].get("lora_name")
+    return f"{name}:{adapter}" if adapter else str(name)
+
+
+def without_adapter(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A result's parameters as a request takes them: the model's name has the adapter."""
+    return {name: value for name, value in parameters.items() if name != "lora_name"}
+
+
 def as_entered(
     result: Mapping[str, Any],
     parameters: Iterable[Parameter],
@@ -139,7 +155,7 @@ def as_entered(
     It is always stored. If it was entered again, it would not shrink as a chat grows, and would refuse
     the chat's next message.
     """
-    values = dict(result["parameters"])
+    values = without_adapter(result["parameters"])
     default = next((one.default for one in parameters if one.name == "max_tokens"), None)
     stored = values.get("max_tokens")
     if stored is None or default is None:

@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse
 
 from app.ui.api import Me, api_of
 from app.ui.errors import RefusedError
+from app.ui.parameters import model_of
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -30,6 +31,7 @@ SECTIONS = (
     Section("/compare", "Compare"),
     Section("/history", "History"),
     Section("/bulk", "Bulk"),
+    Section("/usage", "Usage"),
     Section("/models", "Models"),
     Section("/launches", "Launch"),
     Section("/system", "System", is_for_operators=True),
@@ -158,7 +160,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (number, seconds, size, ago, at, capitalize_first, quoted)
+    filters = (number, seconds, size, ago, at, capitalize_first, quoted, model_of)
     environment.filters |= {one.__name__: one for one in filters}
     environment.globals |= {"asset": asset, "sections": SECTIONS}
     return environment

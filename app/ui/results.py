@@ -12,6 +12,12 @@ from app.ui.render import number, seconds, to_time
 
 # Pages show the beginning of a longer text, and a link to all of it.
 MAX_SHOWN_CHARACTERS = 100_000
+# Titles of completed results whose answer is no text.
+_OUTCOMES = {
+    "attribution": "The documents that it found",
+    "embedding": "A vector",
+    "score": "A score",
+}
 # Members that the API omits if they are empty.
 OPTIONAL: Mapping[str, Any] = {"erased_at": None, "source_id": None, "attribution": None}
 
@@ -117,4 +123,4 @@ def outcome(result: Mapping[str, Any]) -> str:
         return "Its texts were erased"
     if result["state"] == "pending":
         return "Not answered yet"
-    return "The documents that it found" if result["kind"] == "attribution" else "An empty answer"
+    return _OUTCOMES.get(result["kind"], "An empty answer")

@@ -75,14 +75,6 @@ class UiSettings(BaseSettings):
         le=10_000_000_000,
         description="Largest file that the web page takes for a bulk job, in bytes.",
     )
-    batch_lines: int = Field(
-        50_000,
-        alias="LLM_UI_BATCH_LINES",
-        ge=1,
-        le=200_000,
-        description="Most requests of one batch of a bulk job; a larger file becomes several batches. "
-        "At most the API's LLM_MAX_BATCH_LINES.",
-    )
     allow_unauthenticated: bool = Field(
         False,
         alias="LLM_ALLOW_UNAUTHENTICATED",

@@ -1,4 +1,4 @@
-"""The page's last request as lines to paste: curl, and Python with httpx."""
+"""The page's last request as programs to paste: the Python client, curl, and the openai client."""
 
 import json
 import pprint
@@ -6,18 +6,40 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+_KEY = "LLM_API_KEY"
+# Arguments of the openai client's methods; it sends the others as they are in `extra_body`.
+_OPENAI = frozenset(
+    {
+        "max_tokens", "temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty",
+        "logit_bias",
+    }
+)  # fmt: skip
+
 
 def of_request(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> dict[str, str]:
     return {
+        "Python": _client(api_url, body, needs_token=needs_token),
         "curl": _curl(api_url, body, needs_token=needs_token),
-        "Python": _python(api_url, body, needs_token=needs_token),
+        "Python with openai": _openai(api_url, body, needs_token=needs_token),
     }
+
+
+def _client(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
+    note = f"  # the key is read from {_KEY}" if needs_token else ""
+    return f"""from llm_api_client import Client
+
+prompt = {_literal(body.get("messages") or body["content"])}
+parameters = {_literal(body["parameters"])}
+with Client({api_url!r}) as client:{note}
+    result = client.send(prompt, model={body["model"]!r}, parameters=parameters)
+    print(client.wait(result).checked().text)
+"""
 
 
 def _curl(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
     lines = [f"curl -s {shlex.quote(api_url + '/results/')}"]
     if needs_token:
-        lines.append('-H "Authorization: Bearer $TOKEN"')
+        lines.append(f'-H "Authorization: Bearer ${_KEY}"')
     lines += [
         "-H 'Content-Type: application/json'",
         "-H 'Prefer: wait=30'",
@@ -26,21 +48,31 @@ def _curl(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
     return " \\\n  ".join(lines)
 
 
-def _python(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
-    headers = (
-        '\n    headers={"Authorization": f"Bearer {os.environ[\'TOKEN\']}"},' if needs_token else ""
+def _openai(api_url: str, body: Mapping[str, Any], *, needs_token: bool) -> str:
+    parameters: dict[str, Any] = dict(body["parameters"])
+    is_chat = bool(body.get("messages"))
+    given = {name: parameters.pop(name) for name in sorted(_OPENAI & parameters.keys())}
+    if (count := parameters.pop("logprobs", None)) is not None:
+        given |= {"logprobs": True, "top_logprobs": count} if is_chat else {"logprobs": count}
+    if parameters:
+        given["extra_body"] = parameters
+    more = "".join(f",\n    {name}={_literal(value)}" for name, value in given.items())
+    key = f"os.environ[{_KEY!r}]" if needs_token else "'none'"
+    method, member, text = (
+        ("chat.completions", "messages", "message.content")
+        if is_chat
+        else ("completions", "prompt", "text")
     )
-    literal = pprint.pformat(body, indent=4, width=88, sort_dicts=False)
-    return f"""{"import os" + chr(10) if needs_token else ""}import httpx
+    return f"""{"import os" + chr(10) if needs_token else ""}from openai import OpenAI
 
-body = {literal}
-with httpx.Client(
-    base_url={api_url!r},{headers}
-    timeout=70,
-) as api:
-    result = api.post("/results/", json=body).raise_for_status().json()
-    while result["state"] == "pending":
-        path = f"/results/{{result['id']}}"
-        result = api.get(path, params={{"wait": 60}}).raise_for_status().json()
-print(result["result"])
+client = OpenAI(base_url={api_url + "/v1"!r}, api_key={key})
+response = client.{method}.create(
+    model={body["model"]!r},
+    {member}={_literal(body.get("messages") or body["content"])}{more},
+)
+print(response.choices[0].{text})
 """
+
+
+def _literal(value: object) -> str:
+    return pprint.pformat(value, indent=4, width=88, sort_dicts=False)

@@ -1,6 +1,6 @@
 """Delivery of webhooks: the part of a worker process that empties the outbox.
 
-The receiver of each terminal result with a webhook is called at least once, under one message id, until
+The receiver of each terminal result or ended job with a webhook is called at least once, under one message id, until
 it accepts the message or the delivery is given up after more than a day; the delivery's log has the
 calls. Any number of processes may deliver: a claim skips rows that another process holds.
 """
@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -23,6 +23,9 @@ from app.core.listener import WEBHOOKS, Listener
 from app.core.polling import PollingLoop
 from app.core.waiting import cancel_all
 from app.inference.model_registry import ModelRegistry
+from app.results.jobs.rows import Job
+from app.results.jobs.serialization import job_to_wire
+from app.results.jobs.store import JobStore
 from app.results.rows import ResultRow
 from app.results.serialization import result_to_wire
 from app.results.store import ResultStore
@@ -61,6 +64,7 @@ class WebhookDeliverer:
         self,
         outbox: WebhookOutbox,
         results: ResultStore,
+        jobs: JobStore,
         registry: ModelRegistry,
         listener: Listener,
         sender: Sender,
@@ -68,6 +72,7 @@ class WebhookDeliverer:
     ) -> None:
         self._outbox = outbox
         self._results = results
+        self._jobs = jobs
         self._registry = registry
         self._sender = sender
         self._schedule = schedule
@@ -115,7 +120,7 @@ class WebhookDeliverer:
         try:
             await self._deliver(due, secrets)
         except NotFoundError:
-            pass  # the result was deleted, and this delivery with it
+            pass  # the result or job was deleted, and this delivery with it
         except DatabaseUnavailableError as error:
             # It is due again when the lease is over, under the same message id.
             logger.info("webhook waits: %s", error, extra=_extra("webhook_waits", due))
@@ -123,11 +128,13 @@ class WebhookDeliverer:
             logger.exception(_BROKE, due.result_id, extra=_extra("webhook_broke", due))
 
     async def _deliver(self, due: Due, secrets: Sequence[str]) -> None:
-        row = await self._results.get(due.team_id, due.result_id)
+        event = await self._event(due)
+        if event is None:
+            return
         at, started = datetime.now(UTC), time.monotonic()
         try:
-            body = event_body(row, model_ready=self._registry.is_ready(row.model_name))
-            headers = sign(secrets, message_id(due.result_id), body)
+            identifier, body = event()
+            headers = sign(secrets, identifier, body)
             answer = await self._sender.send(due.team_id, due.url, headers, body)
         except Exception:
             # Recorded as a failed call: a bug must not cause endless calls or claims.
@@ -148,6 +155,20 @@ class WebhookDeliverer:
         metrics.WEBHOOKS.of(_OUTCOMES[verdict.state]).inc()
         if verdict.state == "pending":
             self._loop.wake()  # it may be due before the next look
+
+    async def _event(self, due: Due) -> Callable[[], tuple[str, bytes]] | None:
+        """Read what is delivered; a message's id and body. None while retried rows of a job run.
+
+        Raises NotFoundError and DatabaseUnavailableError.
+        """
+        if due.is_job:
+            job = await self._jobs.get(due.team_id, due.result_id)
+            if job.state != "ended":
+                return None  # its next end makes the delivery due
+            return lambda: (job_message_id(job), job_event_body(job))
+        row = await self._results.get(due.team_id, due.result_id)
+        is_ready = self._registry.is_ready(row.model_name)
+        return lambda: (message_id(row.id), event_body(row, model_ready=is_ready))
 
     async def _stop_calls(self) -> None:
         if self._calls:
@@ -182,6 +203,17 @@ def verdict_after(due: Due, outcome: CallOutcome, schedule: Sequence[float], ent
 def message_id(result_id: UUID) -> str:
     """The message's id, the same in every call, by which receivers detect repetitions."""
     return f"msg_{result_id.hex}"
+
+
+def job_message_id(job: Job) -> str:
+    """The id of the message about one end of a job."""
+    assert job.ended_at is not None
+    return f"msg_{job.id.hex}_{int(job.ended_at.timestamp() * 1000)}"
+
+
+def job_event_body(job: Job) -> bytes:
+    """The message about an ended job; `data` is the body of `GET /jobs/{id}`."""
+    return orjson.dumps({"type": "job.ended", "timestamp": job.ended_at, "data": job_to_wire(job)})
 
 
 def event_body(row: ResultRow, *, model_ready: bool) -> bytes:

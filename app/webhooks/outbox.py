@@ -38,13 +38,15 @@ class Due:
     receiver: str  # host and port, as the URL has them
     attempts: int  # this one included
     lease: datetime
+    is_job: bool = False  # `result_id` is the id of a job
 
 
 @dataclass(slots=True, frozen=True)
 class Delivery:
-    """The delivery of a result to its webhook; `log` is JSON text."""
+    """The delivery of a result, or of a job, to its webhook; `log` is JSON text."""
 
-    result_id: UUID
+    result_id: UUID  # or the job's
+    is_job: bool
     url: str
     state: State
     attempts: int
@@ -85,7 +87,7 @@ UPDATE webhook_deliveries d
 SET attempts = d.attempts + 1, next_attempt_at = now() + make_interval(secs => $2)
 FROM due WHERE d.result_id = due.result_id
 RETURNING d.result_id, d.team_id, d.url, split_part(d.url, '/', 3) AS receiver, d.attempts,
-          d.next_attempt_at AS lease
+          d.next_attempt_at AS lease, d.is_job
 """
 
 _SECONDS_UNTIL_DUE = """
@@ -226,8 +228,8 @@ class WebhookOutbox:
         row = await self._database.fetchrow(_REDELIVER, result_id, team_id)
         if row is None:
             raise NotFoundError(
-                f"There is no delivery {result_id}: the result has no webhook, is pending, or "
-                "does not exist."
+                f"There is no delivery {result_id}: the result or job has no webhook, has not ended, "
+                "or does not exist."
             )
         return Delivery(*(row[field.name] for field in fields(Delivery)))
 

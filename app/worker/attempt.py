@@ -60,6 +60,8 @@ class Attempt(ABC):
         self.target: Target = (claim.model_name,)
         self.text = OutputBuffer()
         self.tokens = TokenLog()  # filled where log probabilities are asked for
+        self.prompt_logprobs: str | None = None  # as JSON
+        self.vector: bytes | None = None  # of a pooling model, little-endian FP32
         self.completion_tokens = 0  # of the whole text
         self.prompt_tokens: int | None = None
         self.finish_reason: str | None = None
@@ -204,6 +206,8 @@ class Attempt(ABC):
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             logprobs=self.tokens.parts(),
+            prompt_logprobs=self.prompt_logprobs,
+            vector=self.vector,
             model_version=self.model_version,
             first_token_seconds=self.first_token_seconds,
             failure=failure,

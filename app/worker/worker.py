@@ -173,8 +173,8 @@ class Worker:
     def reserve(self, results: Sequence[tuple[str, int]]) -> list[bool]:
         """Return for each result, given by its model and expected bytes, whether it may start.
 
-        The slots of a claim under way are not counted: for a moment there may be twice as many. Its
-        bytes are.
+        The slots of a claim under way are not counted: at most twice as many results then run, until
+        they end. Its bytes are.
         """
         if self._is_short or self._stopping.is_set():
             return [False] * len(results)

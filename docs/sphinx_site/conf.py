@@ -9,9 +9,9 @@ from sphinx.application import Sphinx
 from sphinx.highlighting import lexers
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "client")]
 
-from docs.sphinx_site.api_reference import render  # noqa: E402 - found by the line above
+from docs.sphinx_site import api_reference, client_reference  # noqa: E402 - found by the line above
 
 project = "LLM API Service"
 root_doc = "README"
@@ -43,14 +43,17 @@ def _prepare(_app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = _OUTSIDE.sub(r"\1", source[0]) + (_CONTENTS if name == root_doc else "")
 
 
-def _write_reference(app: Sphinx) -> None:
-    text = render()
-    file = Path(app.srcdir, "api.md")
-    if not file.exists() or file.read_text() != text:
-        file.write_text(text)
+def _write_references(app: Sphinx) -> None:
+    for name, text in (
+        ("api.md", api_reference.render()),
+        ("client_api.md", client_reference.render()),
+    ):
+        file = Path(app.srcdir, name)
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
-    app.connect("builder-inited", _write_reference)
+    app.connect("builder-inited", _write_references)
     app.connect("source-read", _prepare)

@@ -6,6 +6,7 @@ import json
 
 from playwright.async_api import FilePayload, Page, expect
 
+from llm_api_client import Client
 from tests.browser.conftest import Stack, assert_accessible
 
 
@@ -49,6 +50,7 @@ async def test_a_table_comes_back_with_its_answers(stack: Stack, page: Page) -> 
     await assert_accessible(page)
 
     await page.check("text=Text to continue")
+    await page.select_option("#model", "scripted")
     await page.fill("#template", "Answer: {question}")
     await page.fill("#max_tokens", "20")
     await page.click("text=Send 4 rows")
@@ -63,8 +65,8 @@ async def test_a_table_comes_back_with_its_answers(stack: Stack, page: Page) -> 
     await page.click("text=Send 4 rows")
 
     await expect(page.locator(".badge")).to_have_text("completed with failures")
-    await expect(page.locator("main")).to_contain_text("3 of 3 lines done")
-    await expect(page.get_by_role("region", name="Lines that failed")).to_contain_text("c")
+    await expect(page.locator("main")).to_contain_text("3 of 3 rows done")
+    await expect(page.get_by_role("region", name="Rows that failed")).to_contain_text("c")
     await assert_accessible(page)
     text = (await download(page, "#results-csv")).decode("utf-8-sig")
     rows = list(csv.DictReader(io.StringIO(text, newline="")))
@@ -96,7 +98,65 @@ async def test_what_is_no_table_is_reported(stack: Stack, page: Page) -> None:
     await assert_accessible(page)
 
 
-async def test_requests_go_as_they_are_and_are_stopped(stack: Stack, page: Page) -> None:
+async def test_a_job_is_stopped_retried_and_deleted(stack: Stack, page: Page) -> None:
+    content = "id,prompt\n" + "".join(
+        f"r{number},{{{{delay_ms=100 chunks=2000}}}}\n" for number in range(20)
+    )
+    await upload(page, table(content, "slow.csv"))
+    await page.check("text=Text to continue")
+    await page.select_option("#model", "scripted")
+    await page.fill("#max_tokens", "2000")
+    await page.click("text=Send 20 rows")
+    await expect(page.locator(".badge")).to_have_text("running")
+    await assert_accessible(page)
+    page.once("dialog", lambda dialog: dialog.accept())
+    await page.click("#cancel")
+    await expect(page.locator(".badge")).to_have_text("cancelled", timeout=30_000)
+    codes = page.get_by_role("region", name="Failures by code")
+    await expect(codes).to_contain_text("The request was stopped.")
+    await assert_accessible(page)
+    results = (await download(page, "#results-jsonl")).splitlines()
+    found = [json.loads(line) for line in results]
+    assert [one["input"]["id"] for one in found] == [f"r{number}" for number in range(20)]
+    assert {one["error"]["code"] for one in found} == {"cancelled"}
+    await page.click("#retry-cancelled")
+    await expect(page.locator(".badge")).to_have_text("running")
+    page.once("dialog", lambda dialog: dialog.accept())
+    await page.click("#cancel")
+    await expect(page.locator(".badge")).to_have_text("cancelled", timeout=30_000)
+    page.once("dialog", lambda dialog: dialog.accept())
+    await page.click("#delete")
+    await expect(page.locator("h1")).to_have_text("Bulk")
+    await expect(page.locator("main")).not_to_contain_text("slow.csv")
+
+
+async def test_a_job_of_the_client_looks_the_same(stack: Stack, page: Page) -> None:
+    with Client(str(stack.api.base_url)) as client:
+        rows = [{"n": number} for number in range(5)]
+        job = client.map(rows, "{{chunks=1}} {n}", model="scripted", name="from a notebook")
+        assert job.run().counts.completed == 5
+    await page.goto("/bulk")
+    line = page.get_by_role("row", name="from a notebook")
+    await expect(line).to_contain_text("completed")
+    await line.get_by_role("link").click()
+    await expect(page.locator("h1")).to_have_text("from a notebook")
+    await expect(page.locator("main")).to_contain_text("5 of 5 rows done")
+    lines = (await download(page, "#results-jsonl")).splitlines()
+    assert {json.loads(line)["input"]["key"] for line in lines} == {f"row-{n}" for n in range(1, 6)}
+
+
+async def test_the_list_follows_its_jobs(stack: Stack, page: Page) -> None:
+    created = stack.api.post("/jobs", json={"name": "followed"}).json()
+    await page.goto("/bulk")
+    line = page.get_by_role("row", name="followed")
+    await expect(line).to_contain_text("open")
+    row = {"job_id": created["id"], "job_key": "a"}
+    stack.finish("{{chunks=1}}", **row)
+    stack.api.post(f"/jobs/{created['id']}/close")
+    await expect(line).to_contain_text("completed", timeout=30_000)
+
+
+async def test_requests_go_as_one_batch(stack: Stack, page: Page) -> None:
     body = {"model": "scripted", "prompt": "{{delay_ms=100 chunks=2000}}", "max_tokens": 2000}
     lines = [
         {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body}
@@ -104,20 +164,13 @@ async def test_requests_go_as_they_are_and_are_stopped(stack: Stack, page: Page)
     ]
     content = "\n".join(json.dumps(line) for line in lines)
     await upload(page, table(content, "requests.jsonl"))
-    await expect(page.locator(".note")).to_contain_text("they are sent as they are")
+    await expect(page.locator(".note")).to_contain_text("the file is sent as one batch")
     await page.click("text=Send 20 rows")
-    await expect(page.locator(".badge")).to_have_text("running")
+    batches = page.get_by_role("region", name="Batches")
+    await expect(batches).to_contain_text("in progress", timeout=30_000)
     await assert_accessible(page)
     page.once("dialog", lambda dialog: dialog.accept())
-    await page.click("#cancel")
-    await expect(page.locator(".badge")).to_have_text("cancelled")
-    await expect(page.get_by_role("region", name="Lines that failed")).to_contain_text(
-        "batch_cancelled"
-    )
-    results = (await download(page, "#results-jsonl")).splitlines()
-    assert [json.loads(line)["input"]["custom_id"] for line in results] == [
-        f"r{number}" for number in range(20)
-    ]
-    page.once("dialog", lambda dialog: dialog.accept())
-    await page.click("#delete-files")
-    await expect(page.locator("main")).to_contain_text("Its files were deleted")
+    await batches.get_by_role("button", name="Stop").click()
+    await expect(batches).to_contain_text("cancelled", timeout=30_000)
+    errors = await download(page, "text=Errors")
+    assert len(errors.splitlines()) == 20

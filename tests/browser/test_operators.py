@@ -179,6 +179,27 @@ async def test_the_system_at_a_glance(stack: Stack, page: Page) -> None:
     await expect(page.locator("nav a[aria-current=true]")).to_have_text("24 hours")
 
 
+async def test_the_usage_of_a_month(stack: Stack, page: Page) -> None:
+    stack.finish("{{chunks=3}}")
+    use = """INSERT INTO usage_days VALUES ('default', (now() AT TIME ZONE 'UTC')::date, $1, $1, '', 'completed',
+      1, 20, 0, 30, 0, 4000000)"""
+    await execute(stack, use, EVIL)
+    budget = "INSERT INTO budgets (team_id, token_id, max_tokens) VALUES ('default', $1, 1000000)"
+    await execute(stack, budget, EVIL)
+    await page.goto("/usage")
+    await expect(page.locator("figure.chart")).to_have_count(2)
+    for table in ("#budgets", "#by-model", "#by-key"):
+        await expect(page.locator(table)).to_contain_text(EVIL)
+    await assert_no_markup(page)
+    await assert_accessible(page)
+    async with page.expect_download() as download:
+        await page.click("text=Export the month as CSV")
+    assert (await download.value).suggested_filename.startswith("usage-")
+    await page.select_option("#team", "*")
+    await page.click("button:has-text('Show')")
+    await expect(page.locator("#by-team")).to_contain_text("default")
+
+
 # --- Scopes -------------------------------------------------------------------------------------------
 
 
@@ -199,7 +220,7 @@ async def test_an_ordinary_token_sees_no_operators_controls(secured: Secured, pa
     await assert_accessible(page)
     await page.goto(f"{secured.url}/launches")
     await page.click("nav a[href='/launches/new']")
-    assert await page.locator("main button").all_inner_texts() == ["What fits?"]
+    await expect(page.locator("main button")).to_have_text(["What fits?"])
     await page.fill("#f-model", DEMO)
     await page.click("button:has-text('What fits?')")
     await expect(page.locator("#plan")).to_contain_text("llama")

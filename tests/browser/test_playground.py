@@ -1,10 +1,12 @@
 """The playground: send, watch, stop, come back, go on."""
 
+import os
 import re
 
 from playwright.async_api import Page, expect
 
 from tests.browser.conftest import Stack, assert_accessible
+from tests.conftest import ROOT
 
 
 async def send(page: Page, prompt: str, **parameters: str) -> None:
@@ -140,15 +142,21 @@ async def test_presets_stay_in_the_browser(stack: Stack, page: Page) -> None:
     assert await page.input_value("#p-temperature") == "0.3"
 
 
-async def test_the_commands_shown_work(stack: Stack, page: Page) -> None:
-    result_id = stack.finish("it's {{chunks=3}}", parameters={"max_tokens": 5})
+async def test_the_programs_shown_work(stack: Stack, page: Page) -> None:
+    parameters = {"max_tokens": 5, "temperature": 0.5, "top_k": 3, "stop": ["it's\n"]}
+    result_id = stack.finish("it's {{chunks=3}}", parameters=parameters)
     await page.goto(f"/playground/{result_id}")
-    await page.click("text=The same as curl and Python")
+    await page.click("text=The same as a program")
     expected = stack.api.get(f"/results/{result_id}").json()["result"]
-    for place, command in (("#snippet-1", ["bash", "-c"]), ("#snippet-2", ["python", "-c"])):
-        text = await page.locator(place).text_content()
+    names = page.locator("h3:has(+ pre)")
+    await expect(names).to_have_text(["Python", "curl", "Python with openai"])
+    commands = ["python", "-c"], ["bash", "-c"], ["python", "-c"]
+    for place, command in enumerate(commands, 1):
+        text = await page.locator(f"#snippet-{place}").text_content()
         assert text
         assert expected in run(*command, text)
+    sent = stack.api.get("/results/", params={"limit": 3}).json()
+    assert all(parameters.items() <= one["parameters"].items() for one in sent), sent
 
 
 def run(*command: str) -> str:
@@ -157,4 +165,5 @@ def run(*command: str) -> str:
 
     name, *rest = command
     program = sys.executable if name == "python" else name
-    return subprocess.check_output([program, *rest], text=True, timeout=60)
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "client")}
+    return subprocess.check_output([program, *rest], text=True, timeout=60, env=environment)

@@ -69,7 +69,10 @@ async def test_what_was_entered_outlives_the_sign_in(secured: Secured, page: Pag
 
 @pytest.mark.parametrize(
     ("path", "before", "next_path"),
-    [("/bulk/files", "/bulk?after=x", "/bulk?after=x"), ("/bulk/jobs/x/cancel", "", "/")],
+    [
+        ("/bulk/files", "/bulk?after=x", "/bulk?after=x"),
+        ("/bulk/jobs/01890000-0000-7000-8000-000000000000/cancel", "", "/"),
+    ],
 )
 def test_what_cannot_be_sent_again_leads_back(
     secured: Secured, path: str, before: str, next_path: str

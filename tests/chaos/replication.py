@@ -12,7 +12,7 @@ import asyncpg
 import psutil
 
 from app.cli.up import processes
-from app.cli.up.postgres import DATABASE, HOST, NOBODY, USER, EmbeddedPostgres
+from app.cli.up.postgres import DATABASE, NOBODY, USER, EmbeddedPostgres
 from app.cli.up.processes import StartError
 from app.cli.up.service import migrate
 from tests.chaos.stack import MortalPostgres, until
@@ -38,7 +38,7 @@ class Standby(MortalPostgres):
         if os.geteuid() == 0:
             os.chown(self._cluster, NOBODY, NOBODY)
         source = (
-            f"host={HOST} port={self._primary.port} user={USER} "
+            f"host={self._primary.address} port={self._primary.port} user={USER} "
             f"password={self._primary.password} application_name={STANDBY}"
         )
         options = [f"--dbname={source}", f"--pgdata={self._cluster}", "--write-recovery-conf"]
@@ -67,7 +67,7 @@ class Pair:
     @property
     def addresses(self) -> str:
         """LLM_DATABASE_URL."""
-        return f"{HOST}:{self.primary.port},{HOST}:{self.standby.port}"
+        return ",".join(f"{one.address}:{one.port}" for one in (self.primary, self.standby))
 
     async def make_synchronous(self) -> None:
         """From now on nothing is committed that the standby has not on its disk."""
@@ -119,7 +119,11 @@ async def execute(server: EmbeddedPostgres, statement: str) -> None:
 async def fetch(server: EmbeddedPostgres, query: str) -> list[asyncpg.Record]:
     """Ask a server, whichever it is."""
     connection = await asyncpg.connect(
-        host=HOST, port=server.port, user=USER, password=server.password, database=DATABASE
+        host=server.address,
+        port=server.port,
+        user=USER,
+        password=server.password,
+        database=DATABASE,
     )
     try:
         return list(await connection.fetch(query))
@@ -129,4 +133,4 @@ async def fetch(server: EmbeddedPostgres, query: str) -> list[asyncpg.Record]:
 
 def address(server: EmbeddedPostgres) -> PostgresServer:
     """Its address, for a stack."""
-    return PostgresServer(HOST, server.port, USER, server.password, DATABASE)
+    return PostgresServer(server.address, server.port, USER, server.password, DATABASE)

@@ -42,7 +42,7 @@ async def test_a_short_storm(tmp_path: Path) -> None:
 def test_a_seed_decides_failures_and_requests() -> None:
     first, again, other = (plan(seed, 600, PARTS, 4) for seed in ("a", "a", "b"))
     assert first == again != other
-    assert len({(fault.what, PARTS[fault.part]) for fault in first}) == 13
+    assert len({(fault.what, PARTS[fault.part]) for fault in first}) == 14
     orders = [draw(seed, 7, with_vllm=True) for seed in ("a", "a", "b")]
     assert orders[0] == orders[1] != orders[2]
 

@@ -75,6 +75,25 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+@pytest.fixture(scope="module")
+def tools_triton(
+    entries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedTriton]:
+    """Triton with the tiny model that takes tools."""
+    models = {"tools": entries["tools"]}
+    with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("tools"), models) as server:
+        yield server
+
+
+@pytest.fixture
+def tools_settings(
+    postgres_server: PostgresServer, database_name: str, tools_triton: EmbeddedTriton
+) -> Settings:
+    """A service in front of that model."""
+    repository = tools_triton.environment["LLM_MODEL_REPOSITORY"]
+    return make_settings(postgres_server, database_name, tools_triton, model_repository=repository)
+
+
 def engines() -> list[psutil.Process]:
     """The vLLM engine processes below this session's Triton."""
     found = []

@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import jsonschema
@@ -15,9 +14,8 @@ from pydantic import BaseModel
 
 from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
-from tests.conftest import Service, make_settings, run_triton
+from tests.conftest import Service
 from tests.integration.support import serve
-from tests.postgres import PostgresServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -184,25 +182,6 @@ async def test_a_constraint_that_makes_no_sense_does_no_harm(
 # --- A model with tools, whose template begins with the token that its tokenizer adds ----------------
 
 
-@pytest.fixture(scope="module")
-def tools_triton(
-    entries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EmbeddedTriton]:
-    """Triton with the tiny model that takes tools."""
-    models = {"tools": entries["tools"]}
-    with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("tools"), models) as server:
-        yield server
-
-
-@pytest.fixture
-def tools_settings(
-    postgres_server: PostgresServer, database_name: str, tools_triton: EmbeddedTriton
-) -> Settings:
-    """A service in front of that model."""
-    repository = tools_triton.environment["LLM_MODEL_REPOSITORY"]
-    return make_settings(postgres_server, database_name, tools_triton, model_repository=repository)
-
-
 TOOLS: Any = [
     {
         "type": "function",
@@ -280,6 +259,38 @@ async def test_forced_tools_are_called(tools_settings: Settings) -> None:
             **asked | {"messages": messages, "max_tokens": 4}, tool_choice="none"
         )
         assert final.choices[0].message.tool_calls is None
+
+
+async def test_each_choice_of_tokens_has_its_effect(vllm_settings: Settings) -> None:
+    async with speak_to(vllm_settings) as (service, client):
+        shown = (await service.client.get("/models/demo")).json()
+        assert shown["default_parameters"] == {}  # its generation_config.json has none
+        model = await service.services.registry.find("demo")
+        assert model.format is not None
+        tokenizer = model.format.tokenizer
+        assert tokenizer is not None
+        a, b = (tokenizer.encode(one, add_special_tokens=False).ids[0] for one in "xy")
+
+        async def text(extra: dict[str, Any], **members: Any) -> str:
+            asked: Any = {"model": "demo", "prompt": "def f", "max_tokens": 12, "seed": 1}
+            extra = {"ignore_eos": True} | extra
+            answer = await client.completions.create(**asked | members, extra_body=extra)
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == 12
+            return str(answer.choices[0].text)
+
+        greedy = await text({}, temperature=0)
+        assert set(await text({"allowed_token_ids": [a, b]}, temperature=2)) == {"x", "y"}
+        assert await text({}, logit_bias={str(a): 100}) == "x" * 12
+        assert await text({"allowed_token_ids": [a, b]}, logit_bias={str(b): 100}) == "y" * 12
+        assert await text({"min_p": 1.0}, temperature=2) == greedy
+        assert await text({"top_k": 1}, temperature=2) == greedy
+        assert await text({}, temperature=2) != greedy
+        word = greedy.split()[0]
+        assert word not in await text({"bad_words": [word]}, temperature=0)
+        out_of_range = {"allowed_token_ids": [2**31 - 1]}
+        with pytest.raises(openai.BadRequestError, match="allowed_token_ids"):
+            await text(out_of_range)
 
 
 TOOLS_ASKED: Any = {

@@ -1,6 +1,7 @@
 """`MODEL=`: repository entries for other architectures, served by real vLLM."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import orjson
@@ -11,7 +12,7 @@ from app.inference.model_repository import write_entry
 from app.provisioning.sizing.cache import CacheShape
 from app.provisioning.sizing.config_file import read_config
 from app.provisioning.sizing.facts import GIB
-from tests.conftest import TRITON_VENV, make_settings, run_service
+from tests.conftest import TRITON_VENV, Service, make_settings, run_service
 from tests.e2e.cache_reports import BLOCK_TOKENS, CacheReport, last_report
 from tests.postgres import PostgresServer
 
@@ -27,6 +28,8 @@ async def test_serves(
     database_name: str,
 ) -> None:
     log_file = tmp_path / "triton.log"
+    if name == "qwen":
+        entries = {name: with_defaults(entries[name], tmp_path / name, {"top_k": 1})}
     triton = EmbeddedTriton(TRITON_VENV, tmp_path / "work", {name: entries[name]}, log_file)
     await triton.start()
     try:
@@ -60,9 +63,35 @@ async def test_serves(
             too_long = {"model": name, "content": "x" * 5000}
             refused = await service.client.post("/results/", json=too_long)
             assert refused.status_code == 422
+            if name == "qwen":
+                await check_defaults(service)
     finally:
         await triton.stop()
     check_cache(last_report(log_file), entries[name] / "1" / "weights")
+
+
+def with_defaults(entry: Path, copy: Path, defaults: dict[str, float]) -> Path:
+    """A copy of an entry, whose model has these sampling parameters in its generation_config.json."""
+    shutil.copytree(entry, copy)  # the weights too, which are a link
+    file = copy / "1" / "weights" / "generation_config.json"
+    file.write_bytes(orjson.dumps(orjson.loads(file.read_bytes()) | defaults))
+    return copy
+
+
+async def check_defaults(service: Service) -> None:
+    """A request that leaves `top_k` open has the model's, one that sets it its own."""
+    shown = (await service.client.get("/models/qwen")).json()
+    assert shown["default_parameters"] == {"top_k": 1}
+
+    async def text(**parameters: float) -> str:
+        sampling = {"max_tokens": 16, "ignore_eos": True} | parameters
+        body = {"model": "qwen", "content": "x", "parameters": sampling}
+        answer = await service.client.post("/results/", json=body, headers={"Prefer": "wait=60"})
+        return str(answer.json()["result"])
+
+    greedy = await text(temperature=0)
+    assert await text() == await text(temperature=2) == greedy
+    assert await text(top_k=0, temperature=2) != greedy
 
 
 async def test_a_sequence_at_a_time_has_room_for_the_longest(

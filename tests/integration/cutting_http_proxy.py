@@ -20,13 +20,14 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 class CuttingHttpProxy:
     """Passes requests on to `port`, one a connection.
 
-    The bodies of streams end after the numbers of bytes in `cuts`, one after the other; every second
+    The bodies of streams (`cut_paths`) end after the numbers of bytes in `cuts`, one after the other; every second
     time by a reset. `pages` are served here, and what is sent to `/outcome` ends up in `outcome`.
     """
 
     upstream: int
     cuts: Iterable[int] = ()
     pages: Mapping[str, bytes] = field(default_factory=dict)
+    cut_paths: tuple[str, ...] = ("/stream",)  # ends of paths
     port: int = 0
     cut: int = 0
     statuses: list[int] = field(default_factory=list)  # of streams
@@ -96,7 +97,7 @@ class CuttingHttpProxy:
             answer = await from_service.readuntil(b"\r\n\r\n")
             writer.write(answer)
             room: int | None = None
-            if path.partition("?")[0].endswith("/stream"):
+            if path.partition("?")[0].endswith(self.cut_paths):
                 room = self._note(head, int(answer.split(b" ", 2)[1]))
             await self._pass_body(from_service, writer, room)
         finally:

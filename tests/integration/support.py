@@ -11,6 +11,7 @@ import asyncpg
 import httpx
 import orjson
 import uvicorn
+from anthropic import AsyncAnthropic
 from fastapi import FastAPI
 from openai import AsyncOpenAI
 from starlette.applications import Starlette
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from app.api.app import create_app
 from app.api.container import Services
-from app.api.errors import tenstorrent_errors, tgi_errors
+from app.api.errors import anthropic_errors, openai_errors, tenstorrent_errors, tgi_errors
 from app.api.errors.error_responses import dialect_of
 from app.api.server import Connection
 from app.cli.up.triton import EmbeddedTriton
@@ -88,7 +89,9 @@ def assert_refusal(path: str, answer: httpx.Response, status: int, code: str | N
         assert answer.status_code == status
         assert set(answer.json()) == {"status_code", "message"}
         assert answer.json()["status_code"] == status
-    elif dialect == "v1":
+    elif dialect == anthropic_errors.PATH:
+        assert_anthropic_error(answer, {422: 400, 503: 529}.get(status, status), code)
+    elif dialect in ("v1", *openai_errors.SEGMENTS):
         assert_openai_error(answer, status, "invalid_api_key" if status == 401 else code)
     else:
         assert_problem(answer, status, code or answer.json()["code"])
@@ -262,3 +265,25 @@ def openai_client(service: Service) -> AsyncOpenAI:
     return AsyncOpenAI(
         base_url=f"{str(service.client.base_url).rstrip('/')}/v1", api_key="none", max_retries=0
     )
+
+
+def anthropic_client(service: Service) -> AsyncAnthropic:
+    """The official client; it does not try again, so that each answer is seen."""
+    return AsyncAnthropic(
+        base_url=str(service.client.base_url).rstrip("/"), api_key="none", max_retries=0
+    )
+
+
+def assert_anthropic_error(
+    response: httpx.Response, status: int, code: str | None = None
+) -> dict[str, Any]:
+    """The answer is a whole error of Anthropic's shape, with this code of ours."""
+    assert response.status_code == status, (response.status_code, response.text[:500])
+    body: dict[str, Any] = orjson.loads(response.content)
+    assert body.keys() == {"type", "error", "request_id"}
+    assert (body["type"], body["request_id"]) == ("error", response.headers["request-id"])
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"type", "message", "details"}
+    assert error["message"]
+    assert code in (None, error["details"]["error_code"]), error
+    return error

@@ -129,6 +129,7 @@ async def delivering(
         deliverer = WebhookDeliverer(
             services.outbox,
             services.results,
+            services.jobs,
             services.registry,
             services.listener,
             Sender(settings, lookup),

@@ -33,7 +33,7 @@ def cells_of(content: str, separator: str) -> list[str]:
 @pytest.mark.parametrize("text", TEXTS)
 async def test_no_cell_is_a_formula(text: str, separator: str) -> None:
     async def rows() -> AsyncIterator[AnsweredRow]:
-        yield AnsweredRow(2, {text: text}, Answer("", "completed", text, "code", text))
+        yield AnsweredRow(2, {text: text}, Answer("completed", text, "code", text))
 
     content = b"".join([piece async for piece in to_csv(rows(), [text])]).decode("utf-8-sig")
     for cell in cells_of(content, separator):

@@ -20,6 +20,16 @@ LONG = 5_000  # tokens: with 20 likely ones beside each, 105,000 log probabiliti
 # Each dialect's way to ask for more than a request may have.
 REQUESTS: tuple[tuple[str, int, Mapping[str, Any]], ...] = (
     ("/results/", 422, {"content": "x", "parameters": {"max_tokens": LONG, "logprobs": 20}}),
+    (
+        "/results/",
+        422,
+        {"content": "x " * LONG, "parameters": {"max_tokens": 1, "prompt_logprobs": 20}},
+    ),
+    (
+        "/v1/completions",
+        400,
+        {"prompt": ["x " * 900] * 50, "echo": True, "max_tokens": 0, "logprobs": 5},
+    ),
     ("/v1/completions", 400, {"prompt": ["x"] * 50, "max_tokens": 1_000, "logprobs": 5}),
     ("/v1/responses", 400, {"input": "x", "max_output_tokens": LONG, "top_logprobs": 20}),
     (

@@ -8,7 +8,15 @@ from app.inference.tool_calls import Reader, ToolFormat, read_all, reader_of, re
 from tests.security.growth import assert_linear
 
 HERMES, LLAMA, MISTRAL = ToolFormat.HERMES, ToolFormat.LLAMA3_JSON, ToolFormat.MISTRAL
+QWEN, GLM = ToolFormat.QWEN_XML, ToolFormat.GLM
+DEEPSEEK, PYTHONIC = ToolFormat.DEEPSEEK_V31, ToolFormat.PYTHONIC
 _DELTA = 4  # characters, about those of a token
+
+
+def _tag(words: str) -> str:
+    """A token of DeepSeek's tool calls."""
+    return "<\uff5ctool\u2581" + words.replace(" ", "\u2581") + "\uff5c>"
+
 
 # Each with the format that reads it: a text of about `n` characters.
 ATTACKS: dict[str, tuple[ToolFormat | None, Callable[[int], str]]] = {
@@ -36,6 +44,44 @@ ATTACKS: dict[str, tuple[ToolFormat | None, Callable[[int], str]]] = {
     "separators": (LLAMA, lambda n: ";" * n + "!"),
     "digits": (LLAMA, lambda n: '{"name":"f","arguments":{"x":' + "1" * n + "}}"),
     "nesting": (LLAMA, lambda n: '{"name":"f","arguments":' + '{"a":' * (n // 6) + "}" * (n // 6)),
+    "parameters": (
+        QWEN,
+        lambda n: "<function=f>" + "<parameter=a>1</parameter>" * (n // 26) + "</function>",
+    ),
+    "openings of parameters": (QWEN, lambda n: "<function=f>" + "<parameter=a>" * (n // 13)),
+    "functions of functions": (QWEN, lambda n: "<function=" * (n // 10)),
+    "false functions": (QWEN, lambda n: "<function=f>x</function>" * (n // 24)),
+    "calls without functions": (QWEN, lambda n: "<tool_call>" * (n // 11)),
+    "ends of functions": (QWEN, lambda n: "<function=f></function>" + "</tool_call>" * (n // 12)),
+    "keys and values": (
+        GLM,
+        lambda n: (
+            "<tool_call>f"
+            + "<arg_key>a</arg_key><arg_value>1</arg_value>" * (n // 44)
+            + "</tool_call>"
+        ),
+    ),
+    "keys without values": (GLM, lambda n: "<tool_call>f" + "<arg_key>" * (n // 9)),
+    "ends of calls (DeepSeek)": (
+        DEEPSEEK,
+        lambda n: (_tag("calls begin") + _tag("call begin")) * (n // 38),
+    ),
+    "calls (DeepSeek)": (
+        DEEPSEEK,
+        lambda n: (
+            _tag("calls begin")
+            + (_tag("call begin") + "f<\uff5ctool\u2581sep\uff5c>{}" + _tag("call end")) * (n // 46)
+        ),
+    ),
+    "false calls (DeepSeek)": (
+        DEEPSEEK,
+        lambda n: (_tag("calls begin") + _tag("call begin") + "f" + _tag("call end")) * (n // 55),
+    ),
+    "a list without an end": (PYTHONIC, lambda n: "[f(a=" + "[" * n),
+    "strings": (PYTHONIC, lambda n: "[f(a=" + "'\\''," * (n // 5) + ")]"),
+    "a string without an end": (PYTHONIC, lambda n: "[f(a='" + "\\'" * (n // 2)),
+    "calls (Python)": (PYTHONIC, lambda n: "[" + "f(a=1)," * (n // 7) + "]"),
+    "digits (Python)": (PYTHONIC, lambda n: "[f(a=" + "1" * n + ")]"),
     "brackets of a forced list": (None, lambda n: "[" * n + "!"),
 }
 

@@ -1,6 +1,7 @@
 """Error responses, in the shape of each dialect.
 
-The path's first segment selects the dialect; other paths are native: RFC 9457 problems.
+The path's first segment selects the dialect, and below `/v1` Anthropic's path; other paths are native:
+RFC 9457 problems.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.errors import openai_errors, tenstorrent_errors, tgi_errors
+from app.api.errors import anthropic_errors, openai_errors, tenstorrent_errors, tgi_errors
 from app.api.json_codec import problem_response, to_field_errors
 from app.core import metrics
 from app.core.errors import (
@@ -26,7 +27,8 @@ from app.core.errors import (
 Shape = Callable[[ServiceError], Response]
 
 _SHAPES: dict[str, Shape] = {
-    "v1": openai_errors.error_response,
+    **dict.fromkeys(("v1", *openai_errors.SEGMENTS), openai_errors.error_response),
+    anthropic_errors.PATH: anthropic_errors.respond,
     **dict.fromkeys(tgi_errors.SEGMENTS, tgi_errors.respond),
     tenstorrent_errors.SEGMENT: tenstorrent_errors.respond,
 }
@@ -39,6 +41,8 @@ def refusal(path: str, error: ServiceError) -> Response:
 
 
 def dialect_of(path: str) -> str:
+    if anthropic_errors.is_path(path):
+        return anthropic_errors.PATH
     return path.split("/", 2)[1] if path.startswith("/") else path
 
 

@@ -22,8 +22,16 @@ _CODES = {
     "invalid_token": "invalid_api_key",
 }
 _MAX_FIELDS = 3
+# First segments of further paths of vLLM's server, which has these errors for them.
+SEGMENTS = ("rerank", "score", "v2")
 # Errors that a retry repeats, although their status suggests one.
-_FINAL = {"idempotency_conflict", "conflict", FailureCode.CANCELLED, FailureCode.ENGINE_CRASHED}
+_FINAL = {
+    "idempotency_conflict",
+    "conflict",
+    "budget_exhausted",
+    FailureCode.CANCELLED,
+    FailureCode.ENGINE_CRASHED,
+}
 _PLACE = re.compile(r"\.(\d+)(?=\.|$)")
 
 
@@ -63,6 +71,8 @@ def _message(error: ServiceError) -> str:
 
 
 def _type(error: ServiceError) -> str:
+    if error.code == "budget_exhausted":
+        return "insufficient_quota"
     if error.status == 429:  # what was used up
         return "tokens" if error.extra.get("limit") == "tokens_per_minute" else "requests"
     return "server_error" if error.status >= 500 else "invalid_request_error"

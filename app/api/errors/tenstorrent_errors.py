@@ -33,7 +33,7 @@ def respond(error: ServiceError) -> Response:
 
 
 def _to_error(error: ServiceError) -> tuple[int, str]:
-    if error.code == "too_many_failed_attempts":
+    if error.code in ("too_many_failed_attempts", "budget_exhausted"):
         return error.status, error.detail
     if error.status == 429 or error.code in _OVERLOADED:
         return 503, "Service overloaded, try again later."

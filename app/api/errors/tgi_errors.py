@@ -12,8 +12,8 @@ from starlette.responses import Response
 from app.api.json_codec import json_response
 from app.core.errors import AttemptLostError, FailureCode, ResultFailedError, ServiceError
 
-# First segments of TGI's paths; "" is `POST /`.
-SEGMENTS = ("", "generate", "generate_stream", "tokenize", "chat_tokenize", "info", "ping")
+# First segments of TGI's paths, "" is `POST /`, and of TEI's, whose errors are alike.
+SEGMENTS = ("", "generate", "generate_stream", "tokenize", "chat_tokenize", "info", "ping", "embed")
 
 # For the OpenAPI document.
 SCHEMA: dict[str, Any] = {
@@ -30,6 +30,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 _AUTHENTICATION = {"unauthenticated", "invalid_token"}
+_LASTING = {"too_many_failed_attempts", "budget_exhausted"}
 _OVERLOADED = {"queue_full", "too_many_waiters", "too_many_streams", "memory_busy"}
 
 
@@ -42,7 +43,7 @@ def to_error(error: ServiceError) -> tuple[int, dict[str, str]]:
     if error.code in _OVERLOADED:
         return _error(429, "overloaded", "Model is overloaded")
     if (
-        error.status == 429 and error.code != "too_many_failed_attempts"
+        error.status == 429 and error.code not in _LASTING
     ):  # a limit of the team: only it can wait for it
         return _error(429, "overloaded", f"Model is overloaded: {error.detail}")
     if error.status == 422:

@@ -21,6 +21,7 @@ from app.core.errors import (
 )
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CREDENTIALS = (b"authorization", b"x-api-key")
 
 
 class AuthenticationMiddleware:
@@ -62,7 +63,7 @@ class AuthenticationMiddleware:
 
     def _count_failure(self, scope: Scope) -> None:
         """Raise TooManyFailedAttemptsError above the limit. Valid tokens still pass."""
-        sent = b"".join(value for name, value in scope["headers"] if name == b"authorization")
+        sent = b"".join(value for name, value in scope["headers"] if name in _CREDENTIALS)
         wait = self._failed.count(
             scope["client"][0] if scope.get("client") else "",
             hashlib.sha256(sent).digest(),

@@ -1,7 +1,7 @@
 """Request ids, request metrics and traces, for every response.
 
 `X-Request-Id` is the client's if it is well formed, otherwise random; each response has it, and each
-log line about the request.
+log line about the request. Responses of Anthropic's paths have it as `request-id` too.
 """
 
 import logging
@@ -11,6 +11,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.errors import anthropic_errors
 from app.core import metrics, tracing
 from app.core.log_context import CURRENT
 
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 HEADER = "X-Request-Id"
 _HEADER = b"x-request-id"
+_ANTHROPIC_HEADER = b"request-id"
 _UNTRACED = {"/health", "/health/live", "/health/ready", "/metrics", "/ping"}
 _ERROR = 500  # and above: the server's
 _VALID_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
@@ -36,7 +38,9 @@ class RequestIdMiddleware:
         request_id = given_id(scope) or secrets.token_hex(16)
         scope["request_id"] = request_id
         CURRENT.set(scope)
-        header = (_HEADER, request_id.encode())
+        headers = [(_HEADER, request_id.encode())]
+        if anthropic_errors.is_path(scope["path"]):
+            headers.append((_ANTHROPIC_HEADER, request_id.encode()))
         began = time.perf_counter()
         active = tracing.active if scope["path"] not in _UNTRACED else None
         span = None
@@ -48,7 +52,7 @@ class RequestIdMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], header]
+                message["headers"] = [*message["headers"], *headers]
                 _count(scope, status, began)
             await send(message)
 

@@ -33,6 +33,7 @@ from app.core.ids import new_id
 from app.core.settings import Settings
 from app.results.replays import Replayed
 from app.results.requests import ResultCreate, SendOptions
+from app.results.reuse import Reused
 from app.results.rows import ResultRow
 from app.results.serialization import accepted_to_wire
 from app.results.streams.result_reader import Position
@@ -263,6 +264,8 @@ def _with_key(request: Request, options: Options) -> Options:
     key = idempotency_key(request, options.idempotency_key)
     if key == options.idempotency_key:
         return options
+    if options.job_key is not None:
+        raise invalid_field("Idempotency-Key", "cannot apply to a row of a job: it has its job_key")
     return options.model_copy(update={"idempotency_key": key})
 
 
@@ -292,6 +295,6 @@ def _read_item(item: object, *, has_nul: bool) -> ResultCreate | ServiceError:
 def _to_wire(services: Services, answer: SubmissionOutcome | ServiceError) -> dict[str, Any]:
     if isinstance(answer, ServiceError):
         return answer.to_problem()
-    if isinstance(answer, Replayed):
+    if isinstance(answer, Replayed | Reused):
         return result_wire(services, answer.row)
     return accepted_to_wire(answer.result, model_ready=answer.model_ready)

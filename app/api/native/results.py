@@ -109,12 +109,15 @@ async def list_results(
 ) -> Response:
     """List results, newest first; `full` adds logprobs and the texts beyond 1,000 characters.
 
-    A page ends by its bytes, too: `Link` has the next.
+    A result whose text is cut has `truncated`: true. A page ends by its bytes, too: `Link` has the next.
     """
     page = await services.results.list(
         team, narrowed, after=after, limit=limit, full=full, prompts=prompts
     )
     items = [result_wire(services, one.row) async for one in in_turns(page.rows)]
+    for item, one in zip(items, page.rows, strict=True):
+        if one.truncated:
+            item["truncated"] = True
     if prompts:
         for item, one in zip(items, page.rows, strict=True):
             item["prompt_start"] = one.prompt_start

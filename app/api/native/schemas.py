@@ -50,7 +50,7 @@ class ResultRead(BaseModel):
     """A result: `pending`, then `completed` or `failed`, and immutable from then on."""
 
     id: UUID
-    kind: Literal["generation", "attribution"]
+    kind: Literal["generation", "attribution", "embedding", "score"]
     context_id: UUID
     model_name: str
     model_version: int | None
@@ -58,7 +58,8 @@ class ResultRead(BaseModel):
     state: Literal["pending", "completed", "failed"]
     result: str | dict[str, Any] | None = Field(
         description="The generated text, without the prompt; for an attribution, the response of "
-        "/{index}/attribution (in lists only with `full`). Null once it is erased."
+        "/{index}/attribution; for an embedding `{embedding: [...]}`, for a score `{score: ...}` (all "
+        "three in lists only with `full`). Null once it is erased."
     )
     error: ErrorRead | None
     finish_reason: Literal["stop", "length", "error", "cancelled"] | None
@@ -76,6 +77,12 @@ class ResultRead(BaseModel):
     finished_at: datetime | None
     metadata: dict[str, Any]
     retry_of: UUID | None = Field(description="The result that this one is a retry of.")
+    reused: Literal[True] | None = Field(
+        None, description="Only for a result that has the text of an equal one (docs/reuse.md)."
+    )
+    reused_from: UUID | None = Field(
+        None, description="Only then: that result; it may have been deleted since."
+    )
     source_id: UUID | None = Field(
         None, description="Only for a result's attribution: the result whose text it attributes."
     )
@@ -91,8 +98,18 @@ class ResultRead(BaseModel):
     logprobs: list[Any] | None = Field(
         None, description="Only if requested; in lists only with `full`."
     )
+    prompt_logprobs: list[Any] | None = Field(
+        None,
+        description="Only if requested: an item per token of the prompt, its own entry first; null for "
+        "the first token (docs/scoring.md). In lists only with `full`.",
+    )
     erased_at: datetime | None = Field(
         None, description="Only for a result that is not stored: time of erasure of its texts."
+    )
+    truncated: bool = Field(
+        False,
+        description="Only in lists without `full`, where true: `result` is the first 1,000 characters of "
+        "the text, or null for another kind.",
     )
     prompt_start: str | None = Field(
         None,
@@ -138,7 +155,14 @@ class ModelRead(BaseModel):
     ready: bool
     reason: str | None = Field(description="Triton's message while it is not ready.")
     chat: bool = Field(description="Whether `messages` are accepted.")
+    adapters: list[str] = Field(
+        description="LoRA adapters that the team may use, as `name:adapter` (docs/lora.md)."
+    )
     max_model_len: int | None = Field(description="Prompt plus output, in tokens; null: unknown.")
+    default_parameters: dict[str, float] | None = Field(
+        description="Sampling parameters where a request leaves them open, by the model's "
+        "generation_config.json (docs/sampling.md); null: unknown."
+    )
     queued: int
     running: int
     tokens_per_second: float

@@ -20,10 +20,11 @@ class CallRead(BaseModel):
 
 
 class DeliveryRead(BaseModel):
-    """Delivery of one terminal result to its webhook."""
+    """Delivery of one terminal result, or of one ended job, to its webhook."""
 
-    id: UUID = Field(description="The result's id: each result has one delivery.")
-    result_id: UUID
+    id: UUID = Field(description="The id of the result or job: each has one delivery.")
+    result_id: UUID | None = Field(description="Null if it is a job's.")
+    job_id: UUID | None = Field(description="Null if it is a result's.")
     url: str
     state: Literal["pending", "delivered", "failed"]
     attempts: int = Field(description="Calls since it was created, or redelivered.")
@@ -49,7 +50,8 @@ def delivery_to_wire(delivery: Delivery) -> dict[str, Any]:
     identifier = str(delivery.result_id)
     return {
         "id": identifier,
-        "result_id": identifier,
+        "result_id": None if delivery.is_job else identifier,
+        "job_id": identifier if delivery.is_job else None,
         "url": delivery.url,
         "state": delivery.state,
         "attempts": delivery.attempts,

@@ -6,7 +6,7 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from app.api.container import Services
-from app.api.dependencies import ServicesOf, TeamOf
+from app.api.dependencies import PrincipalOf, ServicesOf, TeamOf, from_wire_id
 from app.api.errors.error_responses import refusal
 from app.api.idempotency_header import KEY_HEADER, REPLAYED_HEADER, idempotency_key
 from app.api.json_codec import json_response, parse
@@ -15,22 +15,23 @@ from app.api.openai.batches_schemas import (
     BatchListRead,
     BatchRead,
     batch_to_wire,
-    from_wire_id,
     page_to_wire,
     to_new_batch,
 )
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.completions_schemas import CompletionRequest
+from app.api.openai.embeddings_router import PATH as EMBEDDINGS, prepare_embeddings
+from app.api.openai.embeddings_schemas import EmbeddingRequest, embeddings
 from app.api.openai.responses_output import response_to_wire
 from app.api.openai.responses_schemas import ResponseCreate
 from app.api.openai.responses_serving import prepare_response
 from app.api.openai.serving import prepare_chat, prepare_completion
 from app.api.raw_routes import body_of, describe
 from app.auth.principal import Principal
-from app.batches.dialect import BatchServices, LineRequest
+from app.batches.dialect import LineRequest
 from app.batches.rows import Batch
 from app.core.byte_budget import read_within
-from app.core.errors import ServiceError, invalid_field
+from app.core.errors import NotFoundError, ServiceError, invalid_field
 from app.queue.idempotency import hash_request
 
 router = APIRouter(tags=["openai"])
@@ -48,8 +49,9 @@ _EXAMPLE = {
     response_model=BatchRead,
     openapi_extra=describe(header=KEY_HEADER, body=BatchCreate, example=_EXAMPLE),
 )
-async def create_batch(request: Request, services: ServicesOf, team: TeamOf) -> Response:
+async def create_batch(request: Request, services: ServicesOf, principal: PrincipalOf) -> Response:
     """Run the requests of a file within a day, as capacity allows."""
+    team = principal.team_id
     create = parse(BatchCreate, await body_of(request))
     key = None
     if (text := idempotency_key(request)) is not None:
@@ -59,7 +61,8 @@ async def create_batch(request: Request, services: ServicesOf, team: TeamOf) -> 
     file = await services.files.get(team, from_wire_id("file-", create.input_file_id, "file"))
     if file.purpose != "batch":
         raise invalid_field("input_file_id", f"is a file for `{file.purpose}`, not for `batch`")
-    batch, is_new = await services.batches.create(to_new_batch(team, create, file.id, key))
+    new = to_new_batch(principal, create, file.id, key)
+    batch, is_new = await services.batches.create(new)
     return json_response(batch_to_wire(batch)) if is_new else _replayed(batch)
 
 
@@ -89,25 +92,31 @@ async def list_batches(
 @router.get("/v1/batches/{batch_id}", response_model=BatchRead)
 async def read_batch(batch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Read a batch."""
-    batch = await services.batches.get(team, from_wire_id("batch_", batch_id, "batch"))
-    return json_response(batch_to_wire(batch))
+    return json_response(batch_to_wire(await _get(services, team, batch_id)))
 
 
 @router.post("/v1/batches/{batch_id}/cancel", response_model=BatchRead)
 async def cancel_batch(batch_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Stop a batch: its files contain the requests done by then. Idempotent; 409 once it has ended."""
-    batch = await services.batches.cancel(team, from_wire_id("batch_", batch_id, "batch"))
-    return json_response(batch_to_wire(batch))
+    batch = await _get(services, team, batch_id)
+    return json_response(batch_to_wire(await services.batches.cancel(team, batch.id)))
 
 
-class _OpenAIBatches:
+async def _get(services: Services, team: str, batch_id: str) -> Batch:
+    batch = await services.batches.get(team, from_wire_id("batch_", batch_id, "batch"))
+    if batch.is_of_messages:
+        raise NotFoundError(f"There is no batch {batch.id}.")
+    return batch
+
+
+class OpenAIBatches:
     """OpenAI's endpoints for `BatchDialect`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     async def read(self, principal: Principal, endpoint: str, body: bytes) -> LineRequest:
-        services = self._services
+        services, team_id = self._services, principal.team_id
         if endpoint == "/v1/responses":
             prepared_response = await prepare_response(
                 services, principal, parse(ResponseCreate, body)
@@ -116,26 +125,16 @@ class _OpenAIBatches:
                 prepared_response.group,
                 lambda rows: response_to_wire(prepared_response.stored, rows[0]),
             )
+        if endpoint == EMBEDDINGS:
+            wanted = parse(EmbeddingRequest, body)
+            group = await prepare_embeddings(services, wanted)
+            return LineRequest(group, lambda rows: embeddings(wanted, rows))
         if endpoint == "/v1/completions":
-            prepared = await prepare_completion(services, parse(CompletionRequest, body))
+            prepared = await prepare_completion(services, team_id, parse(CompletionRequest, body))
         else:
-            prepared = await prepare_chat(services, parse(ChatRequest, body))
+            prepared = await prepare_chat(services, team_id, parse(ChatRequest, body))
         return LineRequest(prepared.group, prepared.answer)
 
-    def refuse(self, error: ServiceError) -> tuple[int, object]:
-        response = refusal("/v1/batches", error)
+    def refuse(self, endpoint: str, error: ServiceError) -> tuple[int, object]:
+        response = refusal(endpoint, error)
         return response.status_code, orjson.loads(bytes(response.body))
-
-
-def batch_services(services: Services) -> BatchServices:
-    return BatchServices(
-        services.settings,
-        services.listener,
-        services.batch_work,
-        services.files,
-        services.submissions,
-        services.results,
-        services.erasure,
-        services.queue,
-        _OpenAIBatches(services),
-    )

@@ -10,13 +10,14 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from app.auth.principal import Principal
 from app.batches.files import File, FileDetails
 from app.batches.rows import Batch, NewBatch
-from app.core.errors import NotFoundError, invalid_field
+from app.core.errors import invalid_field
 from app.core.ids import new_id, unix_seconds
 from app.queue.idempotency import NewKey
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
 
 WINDOWS = {"24h": 86_400.0}  # seconds
 _MAX_FILENAME = 255
@@ -131,16 +132,6 @@ class BatchListRead(ListRead):
 _EXPIRY = TypeAdapter(Annotated[int, Field(ge=_MIN_EXPIRY, le=_MAX_EXPIRY)])
 
 
-def from_wire_id(prefix: str, text: str, noun: str) -> UUID:
-    """The id in `file-...`, `batch_...`. Raises NotFoundError for an invalid one."""
-    try:
-        if text.startswith(prefix):
-            return UUID(text.removeprefix(prefix))
-    except ValueError:
-        pass
-    raise NotFoundError(f"There is no {noun} {text[:100]!r}.")
-
-
 def to_file_details(fields: dict[str, str], filename: str | None) -> FileDetails:
     if filename is None:
         raise invalid_field("file", "the form has no file of this name")
@@ -175,12 +166,12 @@ def file_to_wire(file: File) -> dict[str, Any]:
 
 
 def to_new_batch(
-    team_id: str, create: BatchCreate, input_file_id: UUID, key: NewKey | None
+    principal: Principal, create: BatchCreate, input_file_id: UUID, key: NewKey | None
 ) -> NewBatch:
     expires = create.output_expires_after
     return NewBatch(
         id=new_id(),
-        team_id=team_id,
+        team_id=principal.team_id,
         endpoint=create.endpoint,
         input_file_id=input_file_id,
         completion_window=create.completion_window,
@@ -188,6 +179,7 @@ def to_new_batch(
         window_seconds=WINDOWS[create.completion_window],
         output_seconds=expires.seconds if expires else None,
         key=key,
+        token_id=principal.token_id,
     )
 
 

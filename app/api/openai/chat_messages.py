@@ -1,13 +1,15 @@
 """Messages of a chat completion, and their form for chat templates."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
-from app.api.openai.schemas import STRICT, Refused, value_error
+from app.api.schema_parts import STRICT, Refused, value_error
 from app.core.bounded_json import check_json
+from app.inference.images import Images, to_member
 from app.results.requests import MAX_PROMPT_CHARACTERS
 
 MAX_MESSAGES = 10_000
@@ -26,7 +28,9 @@ def _join_parts(content: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("refusal" if kind == "refusal" else "text") if kind else None
         if kind not in ("text", "refusal"):
-            raise value_error(f"part {place} is of type {str(kind)[:40]!r}; only text is supported")
+            raise value_error(
+                f"part {place} is of type {str(kind)[:40]!r}; only text and image_url are supported"
+            )
         if not isinstance(text, str):
             raise value_error(f"part {place} has no text")
         texts.append(text)
@@ -38,10 +42,29 @@ _PART = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
+_IMAGE_PART = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "image_url"},
+        "image_url": {
+            "type": "object",
+            "properties": {"url": {"type": "string"}, "detail": {"type": "string"}},
+            "required": ["url"],
+        },
+    },
+    "required": ["type", "image_url"],
+}
 Content = Annotated[
     str,
     BeforeValidator(_join_parts),
-    Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}),
+    Field(
+        json_schema_extra={
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"anyOf": [_PART, _IMAGE_PART]}},
+            ]
+        }
+    ),
 ]
 
 
@@ -58,6 +81,29 @@ def _read_arguments(text: str) -> str:
         raise value_error("must be the JSON text of an object")
     check_json(value, max_bytes=MAX_PROMPT_CHARACTERS, max_depth=_ARGUMENTS_DEPTH)
     return text
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image_url"
+
+
+def _split_images(content: list[Any]) -> dict[str, Any]:
+    """The parts that are no images, and the images, with their places in the joined text."""
+    others: list[Any] = []
+    images = []
+    for part in content:
+        if not _is_image(part):
+            others.append(part)
+            continue
+        given = part.get("image_url")
+        url = given.get("url") if isinstance(given, dict) else given
+        texts = [one["text"] for one in others if isinstance(one, dict) and _has_text(one)]
+        images.append({"url": url, "after": len("\n".join(texts))})
+    return {"content": others, "images": images}
+
+
+def _has_text(part: dict[str, Any]) -> bool:
+    return isinstance(part.get("text"), str)
 
 
 class CalledFunction(BaseModel):
@@ -83,27 +129,54 @@ class ChatMessage(BaseModel):
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: Annotated[list[AssistantToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    reasoning_content: str | None = Field(
+        None, description="An earlier answer's reasoning, for templates that take it."
+    )
+    reasoning: str | None = Field(None, description="vLLM's newer name of reasoning_content.")
+    images: Images | None = Field(
+        None, description="As in the native API; parts of type `image_url` become these."
+    )
     audio: Refused = Field(None, description="Not supported.")
     function_call: Refused = Field(None, description="Not supported: use tool_calls.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_images(cls, message: Any) -> Any:
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, list) or not any(map(_is_image, content)):
+            return message
+        if message.get("images"):
+            raise value_error("has images in its content already: give no `images`")
+        return message | _split_images(content)
 
     @model_validator(mode="after")
     def _has_its_members(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise value_error("only assistant messages have tool_calls")
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        has_other = self.tool_calls or self.thoughts
+        if self.content is None and not (self.role == "assistant" and has_other):
             raise value_error("has no content")
         return self
 
-    def to_template(self, *, knows_developer: bool) -> dict[str, Any]:
+    @property
+    def thoughts(self) -> str | None:
+        return self.reasoning_content or self.reasoning
+
+    def to_template(
+        self, *, knows_developer: bool, reasoning_members: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """The message for templates: arguments of calls as objects, as in transformers."""
         role = self.role
         if role == "developer" and not knows_developer:
             role = "system"  # its older name
         message: dict[str, Any] = {"role": role, "content": self.content or ""}
+        message |= to_member(self.images)
         if self.name is not None:
             message["name"] = self.name
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
+        if self.role == "assistant" and self.thoughts:
+            message |= dict.fromkeys(reasoning_members, self.thoughts)
         if self.tool_calls:
             message["tool_calls"] = [
                 {

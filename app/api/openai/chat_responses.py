@@ -8,24 +8,30 @@ import orjson
 
 from app.api.logprobs import encoded, logprob_of
 from app.api.openai.chat_schemas import ChatRequest
-from app.api.openai.chat_tools import ToolUse
 from app.api.openai.schemas import Frames, answer_to_wire, likeliest, sampled_of
-from app.inference.tool_calls import Piece, ToolCall, call_id, read_all
+from app.api.output_rules import OutputRules
+from app.inference.reasoning import Piece, Reasoning
+from app.inference.tool_calls import ToolCall, call_id
 from app.results.rows import ResultRow
 
 
 def chat_completion(
-    request: ChatRequest, use: ToolUse | None, rows: Sequence[ResultRow]
+    request: ChatRequest, rules: OutputRules, rows: Sequence[ResultRow]
 ) -> dict[str, Any]:
     heading = request.heading(rows[0].id, "chatcmpl", "chat.completion")
-    choices = [_choice(request, use, place, row) for place, row in enumerate(rows)]
-    return answer_to_wire(heading, choices, rows, len(rows))
+    choices = [_choice(request, rules, place, row) for place, row in enumerate(rows)]
+    counts = [rules.reasoning_tokens(row) for row in rows]
+    count = None if None in counts else sum(filter(None, counts))
+    answer = answer_to_wire(heading, choices, rows, len(rows), count)
+    if rows[0].prompt_logprobs is not None:
+        answer["prompt_logprobs"] = orjson.Fragment(rows[0].prompt_logprobs)
+    return answer
 
 
-def _choice(
-    request: ChatRequest, use: ToolUse | None, place: int, row: ResultRow
-) -> dict[str, Any]:
-    message, finish_reason = chat_message(use, row)
+def _choice(request: ChatRequest, rules: OutputRules, place: int, row: ResultRow) -> dict[str, Any]:
+    message, finish_reason = chat_message(
+        rules, row, with_reasoning=request.include_reasoning is not False
+    )
     logprobs = None
     if request.logprobs:
         logprobs = encoded(_logprobs(row.token_logprobs(), request.top_logprobs or 0))
@@ -37,22 +43,39 @@ def _choice(
     }
 
 
-def chat_message(use: ToolUse | None, row: ResultRow) -> tuple[dict[str, Any], str | None]:
+def chat_message(
+    rules: OutputRules, row: ResultRow, *, with_reasoning: bool = True
+) -> tuple[dict[str, Any], str | None]:
     """A completed result as the assistant's message, and its finish reason."""
-    text, reason = row.text, row.finish_reason
-    if use is None:
-        return {"role": "assistant", "content": text, "refusal": None}, reason
-    words, calls = read_all(use.new_reader(), text)
-    calls = calls if use.is_parallel else calls[:1]
-    message: dict[str, Any] = {"role": "assistant", "content": words or None, "refusal": None}
-    if calls:
+    if rules.is_plain:
+        return {"role": "assistant", "content": row.text, "refusal": None}, row.finish_reason
+    output = rules.read(row.text)
+    content = output.content or None
+    reasoning = output.reasoning + output.late_reasoning
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if rules.reasoning is not None and with_reasoning:
+        message |= reasoning_to_wire(reasoning or None)
+    if output.calls:
         message["tool_calls"] = [
-            call_to_wire(call_id(use.tool_format, row.id, number), call)
-            for number, call in enumerate(calls)
+            call_to_wire(_call_id(rules, row.id, number), call)
+            for number, call in enumerate(output.calls)
         ]
-    elif not words:
+    elif not output.content and not reasoning:
         message["content"] = ""
-    return message, use.finish_reason(reason, len(calls))
+    return message, _finish_reason(rules, row.finish_reason, len(output.calls))
+
+
+def reasoning_to_wire(text: str | None) -> dict[str, str | None]:
+    """The name that most clients read, and vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _call_id(rules: OutputRules, result_id: UUID, number: int) -> str:
+    return call_id(rules.tools.tool_format if rules.tools else None, result_id, number)
+
+
+def _finish_reason(rules: OutputRules, reason: str | None, calls: int) -> str | None:
+    return rules.tools.finish_reason(reason, calls) if rules.tools else reason
 
 
 def call_to_wire(identifier: str, call: ToolCall) -> dict[str, Any]:
@@ -85,13 +108,15 @@ def _token(entry: dict[str, Any]) -> dict[str, Any]:
 class ChatFrames(Frames):
     _AROUND_TEXT = b'"delta":{"content":', b"}"
 
-    def __init__(self, request: ChatRequest, use: ToolUse | None, ids: Sequence[UUID]) -> None:
+    def __init__(self, request: ChatRequest, rules: OutputRules, ids: Sequence[UUID]) -> None:
         heading = request.heading(ids[0], "chatcmpl", "chat.completion.chunk")
         super().__init__(heading, request, ids, len(ids))
-        self._use = use
+        self._rules = rules
         self._top = (request.top_logprobs or 0) if request.logprobs else None
-        self._readers = [use.new_reader() for _ in ids] if use else []
+        self._readers = [] if rules.is_plain else [rules.new_reader() for _ in ids]
         self._calls = [0] * len(ids)
+        self._with_reasoning = request.include_reasoning is not False
+        self._with_usage = request.include_usage
 
     def begin(self) -> bytes:
         role = {"role": "assistant", "content": "", "refusal": None}
@@ -100,10 +125,8 @@ class ChatFrames(Frames):
     def delta(self, place: int, text: str, tokens: Sequence[Any]) -> bytes:
         """Chunks for more text; a call is sent when it is complete."""
         logprobs = None if self._top is None else _logprobs(tokens, self._top)
-        if self._use is None:
-            if logprobs is not None:
-                return self._chunk(place, {"content": text}, logprobs)
-            return self._before_text[place] + orjson.dumps(text) + self._behind_text
+        if self._rules.is_plain:
+            return self._text_chunk(place, text, logprobs)
         pieces = self._readers[place].feed(text)
         if not pieces and logprobs and logprobs["content"]:
             pieces = [""]
@@ -111,28 +134,41 @@ class ChatFrames(Frames):
 
     def end(self, place: int, row: ResultRow) -> bytes:
         frames, reason = b"", row.finish_reason
-        if self._use is not None:
+        if not self._rules.is_plain:
             logprobs = None if self._top is None else _logprobs((), 0)
             frames = self._chunks(place, self._readers[place].finish(), logprobs)
-            reason = self._use.finish_reason(reason, self._calls[place])
+            reason = _finish_reason(self._rules, reason, self._calls[place])
+        if self._with_usage and (count := self._rules.reasoning_tokens(row)) is not None:
+            self._reasoning_tokens = (self._reasoning_tokens or 0) + count
         return frames + self._chunk(place, {}, None, reason)
 
     def _chunks(self, place: int, pieces: Sequence[Piece], logprobs: Any) -> bytes:
-        """Chunks of text and calls; the first one carries the log probabilities."""
+        """Chunks of reasoning, text and calls; the first one carries the log probabilities."""
         frames = b""
         for piece in pieces:
-            delta: dict[str, Any] = {"content": piece}
-            if isinstance(piece, ToolCall):
-                number = self._calls[place]
-                if number and self._use and not self._use.is_parallel:
-                    continue
-                self._calls[place] += 1
-                tool_format = self._use.tool_format if self._use else None
-                identifier = call_id(tool_format, self._ids[place], number)
-                delta = {"tool_calls": [{"index": number, **call_to_wire(identifier, piece)}]}
-            frames += self._chunk(place, delta, logprobs)
+            if isinstance(piece, str):
+                frames += self._text_chunk(place, piece, logprobs)
+            elif (delta := self._delta_of(place, piece)) is not None:
+                frames += self._chunk(place, delta, logprobs)
+            else:
+                continue
             logprobs = None
         return frames
+
+    def _delta_of(self, place: int, piece: Reasoning | ToolCall) -> dict[str, Any] | None:
+        if isinstance(piece, Reasoning):
+            return dict(reasoning_to_wire(piece.text)) if self._with_reasoning else None
+        number = self._calls[place]
+        if not self._rules.accepts_call(number):
+            return None
+        self._calls[place] += 1
+        identifier = _call_id(self._rules, self._ids[place], number)
+        return {"tool_calls": [{"index": number, **call_to_wire(identifier, piece)}]}
+
+    def _text_chunk(self, place: int, text: str, logprobs: Any) -> bytes:
+        if logprobs is not None:
+            return self._chunk(place, {"content": text}, logprobs)
+        return self._before_text[place] + orjson.dumps(text) + self._behind_text
 
     def _chunk(
         self, place: int, delta: object, logprobs: Any = None, finish_reason: str | None = None

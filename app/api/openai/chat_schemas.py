@@ -5,17 +5,18 @@ https://platform.openai.com/docs/api-reference/chat
 
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, JsonValue, PlainValidator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from app.api.openai.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage
-from app.api.openai.chat_tools import Tool, ToolChoice, ToolUse, parameters_of, schema_of_calls
-from app.api.openai.schemas import OpenAIRequest, Refused, value_error
+from app.api.openai.chat_tools import Tool, ToolChoice
+from app.api.openai.response_format import ResponseFormat
+from app.api.openai.schemas import OpenAIRequest
+from app.api.schema_parts import Refused, value_error
+from app.api.tool_use import ToolUse, choose_tool_use
 from app.core.bounded_json import check_json
 from app.core.errors import invalid_field
 from app.inference.prompts import PromptFormat
 from app.inference.sampling import MAX_TOKENS
-from app.inference.structured_outputs import MAX_SCHEMA_BYTES, check_schema, read_schema_text
-from app.inference.tool_calls import ToolFormat
 from app.results.requests import SendOptions
 
 # Template variables that requests set by other members.
@@ -23,39 +24,6 @@ _OWN_VARIABLES = {
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
     "chat_template",
 }  # fmt: skip
-
-
-def _read_format(value: Any) -> Any:
-    """The constraint of a response_format; None for plain text."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if value is None or kind == "text":
-        return None
-    given = value.get("value") if isinstance(value, dict) else None  # TGI's member
-    if kind == "json_object" and given is None:
-        return {"json_object": True}
-    if kind in ("json", "json_object"):
-        given = read_schema_text(given)
-        if not isinstance(given, dict):
-            raise value_error("value must be a JSON schema")
-        return {"json": check_schema(given)}
-    if kind == "regex":
-        if not isinstance(given, str) or not 0 < len(given) <= MAX_SCHEMA_BYTES:
-            raise value_error(
-                f"value must be a regular expression of 1 to {MAX_SCHEMA_BYTES} characters"
-            )
-        return {"regex": given}
-    if kind != "json_schema":
-        raise value_error("must be of type `text`, `json_object` or `json_schema`")
-    described = value.get("json_schema")
-    schema = described.get("schema") if isinstance(described, dict) else None
-    if not isinstance(schema, dict):
-        raise value_error("json_schema.schema must be a JSON schema")
-    return {"json": check_schema(schema)}
-
-
-ResponseFormat = Annotated[
-    Any, PlainValidator(_read_format, json_schema_input_type=dict[str, JsonValue] | None)
-]
 
 
 def _check_variables(value: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +58,10 @@ class ChatRequest(OpenAIRequest):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call.")
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = Field(
-        None, description="Given to the model's template."
+        None, description="Given to the model's template; `none` also as enable_thinking false."
+    )
+    include_reasoning: bool | None = Field(
+        None, description="vLLM's; false: the model's reasoning is left out of the response."
     )
 
     add_generation_prompt: bool | None = Field(None, description="vLLM's; the default is true.")
@@ -99,7 +70,10 @@ class ChatRequest(OpenAIRequest):
     )
     chat_template_kwargs: (
         Annotated[dict[str, JsonValue], AfterValidator(_check_variables)] | None
-    ) = Field(None, description="vLLM's: further variables of the model's template.")
+    ) = Field(
+        None,
+        description="vLLM's: further variables of the model's template, such as enable_thinking.",
+    )
     documents: Documents | None = Field(None, description="vLLM's: given to the template.")
 
     functions: Refused = Field(None, description="Not supported: use tools.")
@@ -120,12 +94,17 @@ class ChatRequest(OpenAIRequest):
 
     def to_messages(self, prompt_format: PromptFormat | None) -> list[dict[str, Any]]:
         knows_developer = prompt_format is not None and prompt_format.knows_developer
-        return [one.to_template(knows_developer=knows_developer) for one in self.messages]
+        members = prompt_format.reasoning_members if prompt_format is not None else ()
+        return [
+            one.to_template(knows_developer=knows_developer, reasoning_members=members)
+            for one in self.messages
+        ]
 
     def to_template_arguments(self) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             arguments["reasoning_effort"] = self.reasoning_effort
+            arguments["enable_thinking"] = self.reasoning_effort != "none"  # as in vLLM
         arguments |= self.chat_template_kwargs or {}
         if self.tools and self.tool_choice != "none":
             arguments["tools"] = [tool.model_dump(exclude_none=True) for tool in self.tools]
@@ -142,32 +121,13 @@ class ChatRequest(OpenAIRequest):
 
         Raises InvalidRequestError if the model's template takes no tools, or its calls cannot be parsed.
         """
-        choice, tools = self.tool_choice, self.tools
-        if not tools or choice == "none":
-            if choice not in (None, "none", "auto"):
-                raise invalid_field("tool_choice", "needs tools")
-            return None
-        if prompt_format is None or not prompt_format.uses_tools:
-            raise invalid_field("tools", f"the chat template of model {self.model} takes no tools")
-        is_parallel = self.parallel_tool_calls is not False
-        found = prompt_format.tool_format
-        if isinstance(choice, list):
-            forced = {"structured_outputs": {"json": parameters_of(choice[0], tools)}}
-            return ToolUse(found, choice[0], sampling=forced)
-        if choice == "required":
-            forced = {
-                "structured_outputs": {"json": schema_of_calls(tools, is_parallel=is_parallel)}
-            }
-            return ToolUse(found, is_forced=True, is_parallel=is_parallel, sampling=forced)
-        if found is None:
-            raise invalid_field(
-                "tools",
-                f"the tool call format of model {self.model} is unknown; an operator may declare it as "
-                "tool_call_format in its chat.json. Until then tool_choice can be none, required or a name",
-            )
-        # Its opening marker is a special token, which texts leave out by default.
-        shown = {"skip_special_tokens": False} if found is ToolFormat.MISTRAL else {}
-        return ToolUse(found, is_parallel=is_parallel, sampling=shown)
+        return choose_tool_use(
+            self.model or "",
+            prompt_format,
+            [tool.function for tool in self.tools or ()],
+            self.tool_choice,
+            is_parallel=self.parallel_tool_calls is not False,
+        )
 
     def to_send_options(self, use: ToolUse | None) -> SendOptions:
         given: dict[str, Any] = {}

@@ -1,7 +1,5 @@
 """/v1/files: OpenAI's files: upload, list, read and delete."""
 
-import contextlib
-from collections.abc import AsyncGenerator
 from typing import Annotated, Literal
 from urllib.parse import quote
 
@@ -9,15 +7,14 @@ from fastapi import APIRouter, Query
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from app.api.container import Services
-from app.api.dependencies import ServicesOf, TeamOf
+from app.api.dependencies import ServicesOf, TeamOf, from_wire_id
+from app.api.downloads import DOWNLOAD_BYTES, download
 from app.api.json_codec import json_response
 from app.api.openai.batches_schemas import (
     DeletedRead,
     FileListRead,
     FileRead,
     file_to_wire,
-    from_wire_id,
     page_to_wire,
     to_file_details,
 )
@@ -31,7 +28,6 @@ UPLOADS = "/v1/files"  # the only path that accepts forms
 FORM_BYTES = 65_536  # in addition to the file
 _MAX_LIST = 10_000
 _LISTED_BYTES = 512  # of a file in a list, about
-_DOWNLOAD_BYTES = 125_000  # that are read at once
 
 _FORM = {
     "required": True,
@@ -120,7 +116,7 @@ async def read_file_content(file_id: str, services: ServicesOf, team: TeamOf) ->
     """Read the content of a file."""
     services.hub.reserve_place(team)
     file = await services.files.get(team, from_wire_id("file-", file_id, "file"))
-    pieces = services.files.read(team, file.id, _DOWNLOAD_BYTES)
+    pieces = services.files.read(team, file.id, DOWNLOAD_BYTES)
     # Until the first piece is read, an error has a status.
     first = await anext(pieces, b"")
     headers = {
@@ -128,18 +124,8 @@ async def read_file_content(file_id: str, services: ServicesOf, team: TeamOf) ->
         "Content-Disposition": f"attachment; filename*=utf-8''{quote(file.filename)}",
         "X-Content-Type-Options": "nosniff",
     }
-    content = _download(services, team, first, pieces)
+    content = download(services, team, first, pieces)
     return StreamingResponse(content, 200, headers, "application/octet-stream")
-
-
-async def _download(
-    services: Services, team: str, first: bytes, pieces: AsyncGenerator[bytes, None]
-) -> AsyncGenerator[bytes, None]:
-    with services.hub.downloading(team):
-        async with contextlib.aclosing(pieces):
-            yield first
-            async for piece in pieces:
-                yield piece
 
 
 @router.delete("/v1/files/{file_id}", response_model=DeletedRead)

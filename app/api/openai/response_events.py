@@ -12,17 +12,21 @@ from app.api.openai.responses_output import (
     Status,
     bare_response,
     message_item,
+    reasoning_item,
+    reasoning_part,
     response_to_wire,
     text_part,
 )
 from app.api.openai.stored_responses import StoredRequest
-from app.inference.tool_calls import Reader, ToolCall
+from app.inference.reasoning import OutputReader, Reasoning
 from app.results.rows import ResultRow
 
 # Sequence numbers of an attempt's events. A delta's is the prelude's count plus the offset of its
-# text's end, so that the number states what its reader has, and any process computes the same.
+# text's end, so that the number states what its reader has, and any process computes the same. Behind
+# reasoning, five events lie between its last delta and the first of the message.
 _CREATED, _QUEUED, _IN_PROGRESS, _ITEM_ADDED, _PART_ADDED = range(5)
 PRELUDE = 5
+_BETWEEN_ITEMS = 5
 # Distance between the numbers of two attempts; greater than the length of any text.
 ATTEMPT_STEP = 1_000_000_000
 
@@ -38,8 +42,10 @@ class ResponseEvents:
         self._last = max(after, _CREATED)  # the highest number that the reader has
         self.is_over = False
         self._base = 0
-        self._reader: Reader | None = None
-        self._emitted = 0  # code points of the deltas so far
+        self._reader: OutputReader | None = None
+        self._emitted = 0  # code points of the deltas so far, and the events between two items
+        self._reasoning: list[str] = []  # as far as it is in deltas; its item is the first one
+        self._content_size = 0  # code points of the message's deltas
         self._has_calls = False
         self._tail = 0  # the number of the last event
         self._new_reader()
@@ -66,23 +72,29 @@ class ResponseEvents:
 
     def text(self, text: str) -> bytes:
         if self._reader is None:
-            return self._text_delta(text)
+            return self._content_delta(text)
         frames = b""
         for piece in self._reader.feed(text):
-            self._has_calls = self._has_calls or isinstance(piece, ToolCall)
-            if isinstance(piece, str) and not self._has_calls:
-                frames += self._text_delta(piece)
+            if isinstance(piece, Reasoning):
+                # Reasoning behind the first content is an item at the end.
+                if not self._content_size and not self._has_calls:
+                    frames += self._reasoning_delta(piece.text)
+            elif not isinstance(piece, str):
+                self._has_calls = self._has_calls or self._stored.rules.accepts_call(0)
+            elif not self._has_calls:
+                frames += self._content_delta(piece)
         return frames
 
     def end(self, row: ResultRow) -> bytes:
         self.is_over = True
         self._tail = self._base + PRELUDE + len(row.text)
+        if self._stored.rules.reasoning is not None:
+            self._tail += _BETWEEN_ITEMS
         response = response_to_wire(self._stored, row)
         frames = b""
         if row.state == "completed":
             for place, item in enumerate(response["output"]):
-                is_message = item["type"] == "message"
-                frames += self._close_message(item) if is_message else self._call(place, item)
+                frames += self._end_item(place, item)
         name = response["status"] if row.state == "completed" else "failed"
         return frames + self._emit(self._next(), f"response.{name}", response=response)
 
@@ -100,45 +112,122 @@ class ResponseEvents:
         )
 
     def _new_reader(self) -> None:
-        use = self._stored.use
-        self._reader = use.new_reader() if use else None
-        self._emitted, self._has_calls = 0, False
+        rules = self._stored.rules
+        self._reader = None if rules.is_plain else rules.new_reader()
+        self._emitted, self._content_size, self._has_calls = 0, 0, False
+        self._reasoning = []
 
-    def _text_delta(self, text: str) -> bytes:
+    def _reasoning_delta(self, text: str) -> bytes:
+        frames = b"" if self._reasoning else self._open_reasoning()
+        self._reasoning.append(text)
+        return frames + self._delta("response.reasoning_text.delta", self._reasoning_place(), text)
+
+    def _content_delta(self, text: str) -> bytes:
         if not text:
             return b""
-        frames = b"" if self._emitted else self._open_message()
+        frames = b""
+        if not self._content_size:
+            if self._reasoning:
+                start = self._base + PRELUDE + self._emitted
+                item = reasoning_item(self._result_id, "completed", "".join(self._reasoning))
+                frames += self._close_reasoning(item, start)
+                frames += self._open_message(start + 4)
+                self._emitted += _BETWEEN_ITEMS
+            else:
+                frames += self._open_message(self._base + _ITEM_ADDED)
+        self._content_size += len(text)
+        return frames + self._delta("response.output_text.delta", self._place(), text, logprobs=[])
+
+    def _delta(self, name: str, place: dict[str, Any], text: str, **members: Any) -> bytes:
+        """More text of an item, without that which the reader has."""
         known = self._after - self._base - PRELUDE - self._emitted
         self._emitted += len(text)
-        return frames + self._delta(self._base + PRELUDE + self._emitted, text[max(0, known) :])
+        number = self._base + PRELUDE + self._emitted
+        return self._emit(number, name, **place, delta=text[max(0, known) :], **members)
 
-    def _delta(self, number: int, text: str) -> bytes:
-        return self._emit(
-            number, "response.output_text.delta", **self._place(), delta=text, logprobs=[]
+    def _open_reasoning(self) -> bytes:
+        item = reasoning_item(self._result_id, "in_progress", None)
+        return self._open(
+            self._base + _ITEM_ADDED, self._reasoning_place(), item, reasoning_part("")
         )
 
-    def _open_message(self) -> bytes:
+    def _open_message(self, number: int) -> bytes:
         item = message_item(self._result_id, "in_progress", [])
+        return self._open(number, self._place(), item, text_part(""))
+
+    def _open(
+        self, number: int, place: dict[str, Any], item: dict[str, Any], part: dict[str, Any]
+    ) -> bytes:
+        index = place["output_index"]
         return self._emit(
-            self._base + _ITEM_ADDED, "response.output_item.added", output_index=0, item=item
-        ) + self._emit(
-            self._base + _PART_ADDED,
-            "response.content_part.added",
-            **self._place(),
-            part=text_part(""),
+            number, "response.output_item.added", output_index=index, item=item
+        ) + self._emit(number + 1, "response.content_part.added", **place, part=part)
+
+    def _close_reasoning(self, item: dict[str, Any], number: int) -> bytes:
+        """Three events from a number on."""
+        (part,) = item["content"]
+        place = self._reasoning_place()
+        return (
+            self._emit(number + 1, "response.reasoning_text.done", **place, text=part["text"])
+            + self._emit(number + 2, "response.content_part.done", **place, part=part)
+            + self._emit(number + 3, "response.output_item.done", output_index=0, item=item)
         )
+
+    def _end_item(self, place: int, item: dict[str, Any]) -> bytes:
+        """The events of an item that are left at the result's end."""
+        if item["type"] == "message":
+            return self._close_message(item)
+        if item["type"] == "function_call":
+            return self._call(place, item)
+        if item["id"] == self._reasoning_place()["item_id"]:
+            return b"" if self._content_size else self._end_reasoning(item)
+        return self._late_reasoning(place, item)
+
+    def _end_reasoning(self, item: dict[str, Any]) -> bytes:
+        """Reasoning that no content of the stream has closed."""
+        place, text = self._reasoning_place(), item["content"][0]["text"]
+        frames = b"" if self._reasoning else self._open_reasoning()
+        if rest := text[len("".join(self._reasoning)) :]:
+            frames += self._emit(self._next(), "response.reasoning_text.delta", **place, delta=rest)
+        self._reasoning = [text]
+        frames += self._close_reasoning(item, self._tail)
+        self._tail += 3
+        return frames
+
+    def _late_reasoning(self, output_index: int, item: dict[str, Any]) -> bytes:
+        (part,) = item["content"]
+        place = {"item_id": item["id"], "output_index": output_index, "content_index": 0}
+        opened = item | {"status": "in_progress", "content": []}
+        name = "response.reasoning_text"
+        events: list[tuple[str, dict[str, Any]]] = [
+            ("response.output_item.added", {"output_index": output_index, "item": opened}),
+            ("response.content_part.added", place | {"part": reasoning_part("")}),
+            (f"{name}.delta", place | {"delta": part["text"]}),
+            (f"{name}.done", place | {"text": part["text"]}),
+            ("response.content_part.done", place | {"part": part}),
+            ("response.output_item.done", {"output_index": output_index, "item": item}),
+        ]
+        return b"".join(self._emit(self._next(), kind, **members) for kind, members in events)
 
     def _close_message(self, item: dict[str, Any]) -> bytes:
         (part,) = item["content"]
-        frames = b"" if self._emitted else self._open_message()
-        if rest := part["text"][self._emitted :]:
-            frames += self._delta(self._next(), rest)
+        frames = b"" if self._content_size else self._open_last_message()
         place, done = self._place(), {"text": part["text"], "logprobs": part["logprobs"]}
+        if rest := part["text"][self._content_size :]:
+            frames += self._emit(
+                self._next(), "response.output_text.delta", **place, delta=rest, logprobs=[]
+            )
         frames += self._emit(self._next(), "response.output_text.done", **place, **done)
         frames += self._emit(self._next(), "response.content_part.done", **place, part=part)
         return frames + self._emit(
-            self._next(), "response.output_item.done", output_index=0, item=item
+            self._next(), "response.output_item.done", output_index=place["output_index"], item=item
         )
+
+    def _open_last_message(self) -> bytes:
+        if not self._reasoning:
+            return self._open_message(self._base + _ITEM_ADDED)
+        self._tail += 2
+        return self._open_message(self._tail - 1)
 
     def _call(self, place: int, item: dict[str, Any]) -> bytes:
         opened = item | {"arguments": "", "status": "in_progress"}
@@ -153,7 +242,11 @@ class ResponseEvents:
         )
 
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        index = 1 if self._reasoning else 0
+        return {"item_id": self._item_id, "output_index": index, "content_index": 0}
+
+    def _reasoning_place(self) -> dict[str, Any]:
+        return {"item_id": f"rs_{self._result_id}", "output_index": 0, "content_index": 0}
 
     def _next(self) -> int:
         self._tail += 1

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.api.openai.schemas import value_error
+from app.api.schema_parts import value_error
 from app.core.ids import new_id
 
 _MAX_ITEMS = 10_000
@@ -37,11 +37,32 @@ def _read_item(place: int, given: Any) -> dict[str, Any] | None:
         }
         return _with_id("fco_", given) | {"type": kind} | output
     if kind == "reasoning":
-        return None  # another model's reasoning
+        content = [{"type": "reasoning_text", "text": text} for text in _thoughts(given)]
+        # An item that has no text is another model's, encrypted.
+        return (
+            _with_id("rs_", given) | {"type": kind, "summary": [], "content": content}
+            if content
+            else None
+        )
     raise value_error(
         f"item {place} is of type {str(kind)[:40]!r}; message, function_call and "
         "function_call_output are supported"
     )
+
+
+def reasoning_text(item: Mapping[str, Any]) -> str:
+    return "\n".join(part["text"] for part in item["content"])
+
+
+def _thoughts(given: Mapping[str, Any]) -> list[str]:
+    """The texts of a reasoning item: its content, or the summary where that is all there is."""
+    for name in ("content", "summary"):
+        parts = given.get(name)
+        parts = parts if isinstance(parts, list) else []
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        if found := [text for text in texts if isinstance(text, str) and text]:
+            return found
+    return []
 
 
 def _read_message(place: int, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,5 @@
 """Responses and their output items, from results."""
 
-import json
-import math
-import re
 from collections.abc import Sequence
 from typing import Any, Literal
 from uuid import UUID
@@ -10,10 +7,12 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict
 
 from app.api.openai.batches_schemas import ListRead
-from app.api.openai.chat_responses import chat_message, token_logprobs
+from app.api.openai.chat_responses import token_logprobs
 from app.api.openai.stored_responses import StoredRequest, to_response_id
+from app.api.tool_arguments import parse_arguments, to_storable
 from app.core.errors import FailureCode, NotFoundError
 from app.core.ids import unix_seconds
+from app.inference.tool_calls import ToolCall, call_id
 from app.results.rows import ResultRow
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -57,7 +56,7 @@ def response_to_wire(stored: StoredRequest, row: ResultRow) -> dict[str, Any]:
     assert row.finished_at is not None
     wire["completed_at"] = int(row.finished_at.timestamp())
     wire["output"] = output_of(stored, row, status)
-    wire["usage"] = _usage(row)
+    wire["usage"] = _usage(stored, row)
     if status == "incomplete":
         wire["incomplete_details"] = {"reason": "max_output_tokens"}
     elif status == "failed":
@@ -85,110 +84,102 @@ def bare_response(stored: StoredRequest, result_id: UUID, status: Status) -> dic
     }
 
 
-def _usage(row: ResultRow) -> dict[str, Any] | None:
+def _usage(stored: StoredRequest, row: ResultRow) -> dict[str, Any] | None:
     prompt, completion = row.prompt_tokens, row.completion_tokens
     if prompt is None or completion is None:
         return None
-    # The dialect requires the details and forbids null in them; the engine returns none.
+    # The dialect requires the details and forbids null in them.
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": stored.rules.reasoning_tokens(row) or 0},
         "total_tokens": prompt + completion,
     }
 
 
 def output_of(stored: StoredRequest, row: ResultRow, status: Status) -> list[dict[str, Any]]:
-    message, _ = chat_message(stored.use, row)
-    is_whole = status == "completed"
+    """The items in the order of the text; reasoning behind the first content is one item more."""
+    output = stored.rules.read(row.text)
+    has_reasoning = bool(output.reasoning or output.late_reasoning)
+    state = "completed" if status == "completed" else "incomplete"
     items = []
-    if message["content"] or (message["content"] is not None and row.state == "completed"):
-        part = text_part(message["content"])
+    if output.reasoning:
+        is_over = bool(output.content or output.calls)
+        status_of_reasoning = "completed" if is_over else state
+        items.append(reasoning_item(row.id, status_of_reasoning, output.reasoning))
+    is_expected = row.state == "completed" and not output.calls and not has_reasoning
+    if output.content or is_expected:
+        part = text_part(output.content)
         if stored.logprobs is not None:
             part["logprobs"] = token_logprobs(row.token_logprobs(), stored.logprobs)
-        state = "completed" if is_whole else "incomplete"
         items.append(message_item(row.id, state, [part]))
-    calls = message.get("tool_calls", ())
-    for place, call in enumerate(calls):
-        is_cut = (
-            not is_whole
-            and place == len(calls) - 1
-            and _parse_arguments(call["function"]["arguments"]) is None
-        )
-        items.append(
-            {
-                "id": f"fc_{row.id.hex}{place}",
-                "type": "function_call",
-                "status": "incomplete" if is_cut else "completed",
-                "call_id": call["id"],
-                "name": call["function"]["name"],
-                "arguments": call["function"]["arguments"],
-            }
-        )
+    if output.late_reasoning:
+        items.append(reasoning_item(row.id, state, output.late_reasoning, number=1))
+    for place, call in enumerate(output.calls):
+        is_last = place == len(output.calls) - 1
+        items.append(_call_item(stored, row.id, place, call, is_last and state == "incomplete"))
     return items
 
 
-def answer_message(stored: StoredRequest, row: ResultRow) -> dict[str, Any]:
+def _call_item(
+    stored: StoredRequest, result_id: UUID, place: int, call: ToolCall, may_be_cut: bool
+) -> dict[str, Any]:
+    is_cut = may_be_cut and parse_arguments(call.arguments) is None
+    tool_format = stored.rules.tools.tool_format if stored.rules.tools else None
+    return {
+        "id": f"fc_{result_id.hex}{place}",
+        "type": "function_call",
+        "status": "incomplete" if is_cut else "completed",
+        "call_id": call_id(tool_format, result_id, place),
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+
+
+def answer_message(
+    stored: StoredRequest, row: ResultRow, reasoning_members: Sequence[str] = ()
+) -> dict[str, Any]:
     """A completed response as the assistant's message, for chat templates.
 
     Models do not keep to the bounds of requests, and may be cut within a call: invalid arguments become
-    none.
+    none. The reasoning is in those members that the template has for it.
     """
-    message, _ = chat_message(stored.use, row)
-    answer: dict[str, Any] = {
-        "role": "assistant",
-        "content": _to_storable(message["content"] or ""),
-    }
-    if calls := message.get("tool_calls"):
+    output = stored.rules.read(row.text)
+    answer: dict[str, Any] = {"role": "assistant", "content": to_storable(output.content)}
+    if reasoning := output.reasoning + output.late_reasoning:
+        answer |= dict.fromkeys(reasoning_members, to_storable(reasoning))
+    if output.calls:
+        tool_format = stored.rules.tools.tool_format if stored.rules.tools else None
         answer["tool_calls"] = [
             {
-                "id": call["id"],
+                "id": call_id(tool_format, row.id, place),
                 "type": "function",
                 "function": {
-                    "name": _to_storable(call["function"]["name"]),
-                    "arguments": _parse_arguments(call["function"]["arguments"]) or {},
+                    "name": to_storable(call.name),
+                    "arguments": parse_arguments(call.arguments) or {},
                 },
             }
-            for call in calls
+            for place, call in enumerate(output.calls)
         ]
     return answer
 
 
-_MAX_DEPTH = 64  # of arguments
-_NOT_STORABLE = re.compile("[\x00\ud800-\udfff]")
+def reasoning_item(
+    result_id: UUID, status: str, text: str | None, number: int = 0
+) -> dict[str, Any]:
+    """Reasoning as the model wrote it; None: it has just begun. `number` counts a result's items."""
+    return {
+        "id": f"rs_{result_id}" if not number else f"rs_{result_id}_{number}",
+        "type": "reasoning",
+        "status": status,
+        "summary": [],
+        "content": [] if text is None else [reasoning_part(text)],
+    }
 
 
-def _parse_arguments(text: str) -> dict[str, Any] | None:
-    """Parse arguments that a model wrote, for storage; None unless they are a JSON object."""
-    try:
-        value = _to_storable(json.loads(text))
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _to_storable(value: Any, depth_left: int = _MAX_DEPTH) -> Any:
-    """Make JSON storable: no NUL, no half of a surrogate pair, no number beyond JSON's or 64 bits.
-
-    Raises ValueError if it is nested too deep.
-    """
-    if isinstance(value, str):
-        return _NOT_STORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
-    if isinstance(value, dict | list) and not depth_left:
-        raise ValueError("nested too deep")
-    if isinstance(value, dict):
-        return {
-            _to_storable(key): _to_storable(member, depth_left - 1) for key, member in value.items()
-        }
-    if isinstance(value, list):
-        return [_to_storable(member, depth_left - 1) for member in value]
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if (isinstance(value, float) and not math.isfinite(value)) or (
-        is_int and not -(2**63) <= value < 2**63
-    ):
-        return str(value)
-    return value
+def reasoning_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
 
 
 def message_item(result_id: UUID, status: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:

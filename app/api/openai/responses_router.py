@@ -29,6 +29,7 @@ from app.api.openai.stored_responses import (
     stored_of,
     to_response_id,
 )
+from app.api.output_rules import counter_of
 from app.api.raw_routes import body_of, describe
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.core.byte_budget import release
@@ -100,7 +101,7 @@ async def read_response(
 ) -> Response:
     """Read a response, or stream its past and future events."""
     row, amount = await services.results.get_charged(team, from_response_id(response_id))
-    stored = stored_of(row)
+    stored = _counted(services, stored_of(row), row)
     if not stream:
         return await _respond(stored, row)
     after = -1 if starting_after is None else starting_after
@@ -133,7 +134,8 @@ async def list_input_items(
 async def cancel_response(response_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Cancel a response in the background; idempotent."""
     result_id = from_response_id(response_id)
-    stored = stored_of(await services.results.get(team, result_id))
+    row = await services.results.get(team, result_id)
+    stored = _counted(services, stored_of(row), row)
     if not stored.background:
         raise invalid_field("response_id", "only a response in the background can be cancelled")
     await services.queue.cancel(team, id=result_id)
@@ -209,5 +211,12 @@ async def _submit(
         (answer,) = await services.submissions.submit_group(
             principal_of(request), group, [result_id]
         )
-    known = None if isinstance(answer, Accepted) else StoredRequest.of(answer.row.request)
-    return answer, known or prepared.stored
+    if isinstance(answer, Accepted):
+        return answer, prepared.stored
+    known = StoredRequest.of(answer.row.request)
+    return answer, _counted(services, known, answer.row) if known else prepared.stored
+
+
+def _counted(services: Services, stored: StoredRequest, row: ResultRow) -> StoredRequest:
+    """The stored request with the tokenizer of its model, if this process has that."""
+    return stored.counted_by(counter_of(services.registry.format_of(row.model_name)))

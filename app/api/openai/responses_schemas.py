@@ -21,10 +21,11 @@ from pydantic import (
 from app.api.json_codec import to_field_errors
 from app.api.openai.batches_schemas import OpenAIMetadata
 from app.api.openai.chat_schemas import ChatRequest
-from app.api.openai.chat_tools import ToolUse
-from app.api.openai.responses_input import read_input
-from app.api.openai.schemas import STRICT, OpenAIRequest, Refused
+from app.api.openai.responses_input import read_input, reasoning_text
+from app.api.openai.schemas import OpenAIRequest
 from app.api.openai.stored_responses import DIALECT
+from app.api.output_rules import OutputRules
+from app.api.schema_parts import STRICT, Refused
 from app.core.bounded_json import check_json
 from app.core.errors import InvalidRequestError
 from app.inference.sampling import MAX_TOKENS
@@ -112,6 +113,9 @@ class ResponseCreate(OpenAIRequest):
     )
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     reasoning: Reasoning | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = Field(
+        None, description="As in chat completions: variables of the model's template."
+    )
     service_tier: str | None = Field(None, description="Ignored.")
     safety_identifier: str | None = Field(None, description="Ignored.")
     prompt_cache_key: str | None = Field(None, description="Ignored.")
@@ -160,7 +164,11 @@ class ResponseCreate(OpenAIRequest):
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
+        reasoning = ""
         for item in self.input:
+            if item["type"] == "reasoning":
+                reasoning += reasoning_text(item)
+                continue
             if item["type"] == "message":
                 messages.append({"role": item["role"], "content": item["content"][0]["text"]})
             elif item["type"] == "function_call_output":
@@ -168,16 +176,19 @@ class ResponseCreate(OpenAIRequest):
                     {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
                 )
             else:
-                if not messages or messages[-1]["role"] != "assistant":
+                if reasoning or not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": ""})
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 call = {"id": item["call_id"], "type": "function", "function": function}
                 messages[-1].setdefault("tool_calls", []).append(call)
+            if reasoning and messages[-1]["role"] == "assistant":
+                messages[-1]["reasoning_content"] = reasoning
+            reasoning = ""
         return messages
 
-    def to_stored(self, use: ToolUse | None) -> str:
+    def to_stored(self, rules: OutputRules) -> str:
         """Serialize the members that later responses echo, as JSON text."""
-        calls = None
+        calls, use = None, rules.tools
         if use is not None:
             calls = {
                 "format": use.tool_format,
@@ -185,7 +196,7 @@ class ResponseCreate(OpenAIRequest):
                 "name": use.name,
                 "is_parallel": use.is_parallel,
             }
-        stored = {
+        stored: dict[str, Any] = {
             "dialect": DIALECT,
             "background": bool(self.background),
             "is_stored": self.store is not False,
@@ -195,6 +206,8 @@ class ResponseCreate(OpenAIRequest):
             "input": self.input,
             "echo": self._echo(),
         }
+        if rules.reasoning is not None:
+            stored["echo"]["reasoning"]["rules"] = rules.reasoning.to_stored()
         return orjson.dumps(stored).decode()
 
     def _echo(self) -> dict[str, Any]:
@@ -231,7 +244,7 @@ class ResponseCreate(OpenAIRequest):
 _SAME = (
     OpenAIRequest.model_fields.keys() & ChatRequest.model_fields.keys()
     - {"model", "metadata", "stream", "stream_options", "store", "n", "user"}
-) | {"parallel_tool_calls"}  # fmt: skip
+) | {"parallel_tool_calls", "chat_template_kwargs"}  # fmt: skip
 
 
 def _to_response_format(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,10 +18,12 @@ from app.api.openai.response_events import ResponseEvents
 from app.api.openai.responses_output import answer_message
 from app.api.openai.responses_schemas import ResponseCreate
 from app.api.openai.stored_responses import StoredRequest, from_response_id, stored_of
+from app.api.output_rules import choose_rules
 from app.api.sse import KEEP_ALIVE
 from app.auth.principal import Principal
 from app.core.errors import NotFoundError, invalid_field
 from app.core.off_loop import off_loop
+from app.inference.prompts import PromptFormat
 from app.results.drafts import GroupRequest, Prompt
 from app.results.requests import MAX_PROMPT_CHARACTERS
 from app.results.streams.result_reader import (
@@ -47,31 +49,37 @@ async def prepare_response(
 ) -> PreparedResponse:
     if create.background and create.store is False:
         raise invalid_field("store", "must be true in the background, because it is read later")
-    model = await services.registry.choose(create.model)
-    create = create.model_copy(update={"model": model.name})  # returned in the response
+    model = await services.registry.choose(create.model, principal.team_id)
+    create = create.model_copy(update={"model": model.full_name})  # returned in the response
     chat = create.to_chat()
     use = chat.to_tool_use(model.format)
-    messages = chat.to_messages(model.format)
+    messages, arguments = chat.to_messages(model.format), chat.to_template_arguments()
     if create.previous_response_id is not None:
-        earlier = await _conversation(services, principal.team_id, create.previous_response_id)
+        earlier = await _conversation(
+            services, principal.team_id, create.previous_response_id, model.format
+        )
         own = 1 if create.instructions else 0  # only the new request's instructions apply
         messages = _bounded([*messages[:own], *earlier, *messages[own:]])
-    request = create.to_stored(use)
+    options = chat.to_send_options(use)
+    rules, options = await choose_rules(model.format, messages, arguments, options, use)
+    request = create.to_stored(rules)
     stored = StoredRequest.of(request)
     assert stored is not None
     group = GroupRequest(
-        model=model.name,
-        prompts=[Prompt(messages=messages, template_arguments=chat.to_template_arguments())],
-        options=chat.to_send_options(use),
+        model=model.full_name,
+        prompts=[Prompt(messages=messages, template_arguments=arguments)],
+        options=options,
         on_disconnect="continue" if create.background else "cancel",
         request=request,
         store=create.store is not False,
         waits_for_model=bool(create.background),
     )
-    return PreparedResponse(group, stored)
+    return PreparedResponse(group, stored.counted_by(rules.count_tokens))
 
 
-async def _conversation(services: Services, team_id: str, response_id: str) -> list[dict[str, Any]]:
+async def _conversation(
+    services: Services, team_id: str, response_id: str, prompt_format: PromptFormat | None
+) -> list[dict[str, Any]]:
     """The messages up to a response and its own message, without its instructions."""
     name = "previous_response_id"
     try:
@@ -85,7 +93,8 @@ async def _conversation(services: Services, team_id: str, response_id: str) -> l
             name, f"response {response_id} is not completed, so it cannot be continued"
         )
     messages = context.messages or []
-    answer = await off_loop(len(row.text), lambda: answer_message(stored, row))
+    members = prompt_format.reasoning_members if prompt_format is not None else ()
+    answer = await off_loop(len(row.text), lambda: answer_message(stored, row, members))
     return [*messages[1 if stored.has_instructions else 0 :], answer]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.dependencies import ServicesOf, services_of
+from app.api.dependencies import ServicesOf, TeamOf, services_of, team_of
 from app.api.disconnects import ON_DISCONNECT_HEADER
 from app.api.group_responses import respond_complete, respond_stream
 from app.api.idempotency_header import KEY_HEADER
@@ -34,7 +34,8 @@ _TEXT_EXAMPLE = {"model": "demo", "prompt": "import os\n", "max_tokens": 16}
 async def create_chat_completion(request: Request) -> Response:
     """OpenAI's chat completions; `stream` returns chunks. `X-Result-Id` lists the results."""
     body = parse(ChatRequest, await body_of(request))
-    return await _answer(request, await prepare_chat(services_of(request), body), "messages")
+    prepared = await prepare_chat(services_of(request), team_of(request), body)
+    return await _answer(request, prepared, "messages")
 
 
 @raw.post(
@@ -46,7 +47,8 @@ async def create_chat_completion(request: Request) -> Response:
 async def create_completion(request: Request) -> Response:
     """OpenAI's text completions; `stream` returns chunks. `X-Result-Id` lists the results."""
     body = parse(CompletionRequest, await body_of(request))
-    return await _answer(request, await prepare_completion(services_of(request), body), "prompt")
+    prepared = await prepare_completion(services_of(request), team_of(request), body)
+    return await _answer(request, prepared, "prompt")
 
 
 async def _answer(request: Request, prepared: PreparedRequest, prompt: str) -> Response:
@@ -71,24 +73,26 @@ async def _answer(request: Request, prepared: PreparedRequest, prompt: str) -> R
 
 @router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
-async def list_openai_models(services: ServicesOf) -> Response:
-    """List the models that are ready."""
-    models = [_to_wire(model) for model in services.registry.all() if model.ready]
+async def list_openai_models(services: ServicesOf, team_id: TeamOf) -> Response:
+    """List the models that are ready, and their adapters."""
+    ready = [model for model in services.registry.all() if model.ready]
+    models = [_to_wire(model, name) for model in ready for name in model.names_of(team_id)]
     return json_response({"object": "list", "data": models})
 
 
 @router.get("/v1/models/{model:path}")
-async def read_openai_model(model: str, services: ServicesOf) -> Response:
+async def read_openai_model(model: str, services: ServicesOf, team_id: TeamOf) -> Response:
     """Read one model."""
-    return json_response(_to_wire(await services.registry.find(model)))
+    found = await services.registry.find(model, team_id)
+    return json_response(_to_wire(found, found.full_name))
 
 
-def _to_wire(model: Model) -> dict[str, Any]:
+def _to_wire(model: Model, name: str) -> dict[str, Any]:
     seen_at = model.first_seen_at  # Triton has no time of creation
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": int(seen_at.timestamp()) if seen_at else 0,
         "owned_by": "llm-api-service",
         "max_model_len": model.max_model_len,
-    }
+    } | ({} if name == model.name else {"parent": model.name})

@@ -6,16 +6,17 @@ https://platform.openai.com/docs/api-reference. Further members are those of vLL
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 from uuid import UUID
 
 import orjson
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from app import __version__
 from app.api.errors.openai_errors import error_body
 from app.api.json_codec import to_field_errors
+from app.api.refused_sampling import RefusedSampling
+from app.api.schema_parts import Refused, value_error
 from app.core.errors import InvalidRequestError, ServiceError, invalid_field
 from app.core.ids import unix_seconds
 from app.inference.sampling import MAX_TOKENS, Penalty, SamplingParameters, StopTexts, TokenId
@@ -29,19 +30,6 @@ MAX_ROWS = 1000  # results of one request
 DONE = b"data: [DONE]\n\n"
 _INT64 = 2**63
 
-STRICT = ConfigDict(strict=True, extra="ignore")
-
-
-def value_error(message: str) -> PydanticCustomError:
-    return PydanticCustomError("wrong", "{message}", {"message": message})
-
-
-def _refuse(value: Any) -> None:
-    if value not in (None, False, "", [], {}, 0):
-        raise PydanticCustomError("not_supported", "is not supported by this service")
-
-
-Refused = Annotated[JsonValue, AfterValidator(_refuse)]
 _Float = Field(allow_inf_nan=False)
 
 
@@ -54,7 +42,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Refused = Field(None, description="Not supported.")
 
 
-class OpenAIRequest(BaseModel):
+class OpenAIRequest(RefusedSampling):
     """Members of both requests; unknown ones are ignored, as OpenAI's clients expect."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
@@ -97,32 +85,46 @@ class OpenAIRequest(BaseModel):
         None, description="vLLM's."
     )
     bad_words: list[str] | None = Field(None, description="vLLM's.")
+    allowed_token_ids: list[int] | None = Field(None, description="vLLM's.")
     include_stop_str_in_output: bool | None = Field(None, description="vLLM's.")
     skip_special_tokens: bool | None = Field(None, description="vLLM's.")
     spaces_between_special_tokens: bool | None = Field(None, description="vLLM's.")
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        None,
+        description="vLLM's: this many likely tokens per token of the prompt; not in a stream.",
+    )
     priority: int | None = Field(
         None,
         description="vLLM's: larger values run later; below 0 only with a token that allows it.",
+    )
+    reuse: bool | None = Field(
+        None,
+        description="This service's: a completed result of an equal request answers it (docs/reuse.md).",
     )
     structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's.")
     guided_json: JsonValue = Field(None, description="vLLM's older name of structured_outputs.")
     guided_regex: JsonValue = None
     guided_choice: JsonValue = None
     guided_grammar: JsonValue = None
+    guided_whitespace_pattern: Refused = Field(None, description="Not supported.")
 
     use_beam_search: Refused = Field(None, description="Not supported.")
-    prompt_logprobs: Refused = Field(None, description="Not supported.")
     truncate_prompt_tokens: Refused = Field(None, description="Not supported.")
     logits_processors: Refused = Field(None, description="Not supported.")
     return_tokens_as_token_ids: Refused = Field(None, description="Not supported.")
     return_token_ids: Refused = Field(None, description="Not supported.")
     add_special_tokens: Refused = Field(None, description="Not supported: the model's own are.")
-    allowed_token_ids: Refused = Field(None, description="Not supported.")
     logprob_token_ids: Refused = Field(None, description="Not supported.")
     thinking_token_budget: Refused = Field(None, description="Not supported.")
     prompt_embeds: Refused = Field(None, description="Not supported.")
     vllm_xargs: Refused = Field(None, description="Not supported.")
     repetition_detection: Refused = Field(None, description="Not supported.")
+
+    @model_validator(mode="after")
+    def _streams_no_prompt_logprobs(self) -> Self:
+        if self.stream and self.prompt_logprobs is not None:
+            raise value_error("prompt_logprobs cannot be streamed")
+        return self
 
     def heading(self, result_id: UUID, prefix: str, kind: str) -> dict[str, Any]:
         """The first members of a response, and of each of its chunks."""
@@ -159,6 +161,8 @@ class OpenAIRequest(BaseModel):
                 options["metadata"] = self.metadata
             if self.priority is not None:
                 options["priority"] = -self.priority
+            if self.reuse is not None:
+                options["reuse"] = self.reuse
             return SendOptions(**options)
         except ValidationError as error:
             fields = to_field_errors(error.errors())
@@ -199,25 +203,34 @@ class OpenAIErrorRead(BaseModel):
     error: OpenAIError
 
 
-def usage_of(rows: Sequence[ResultRow], n: int) -> dict[str, int] | None:
+def usage_of(
+    rows: Sequence[ResultRow], n: int, reasoning_tokens: int | None = None
+) -> dict[str, Any] | None:
     """Tokens of all choices, each prompt's once; None if the engine did not count them."""
     prompts = [row.prompt_tokens for row in rows[::n] if row.prompt_tokens is not None]
     completions = [row.completion_tokens for row in rows if row.completion_tokens is not None]
     if len(prompts) < len(rows[::n]) or len(completions) < len(rows):
         return None
     prompt, completion = sum(prompts), sum(completions)
-    return {
+    usage: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
+    if reasoning_tokens is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return usage
 
 
 def answer_to_wire(
-    heading: dict[str, Any], choices: list[dict[str, Any]], rows: Sequence[ResultRow], n: int
+    heading: dict[str, Any],
+    choices: list[dict[str, Any]],
+    rows: Sequence[ResultRow],
+    n: int,
+    reasoning_tokens: int | None = None,
 ) -> dict[str, Any]:
     """The response to a request; `n` results belong to each prompt."""
-    usage = usage_of(rows, n)
+    usage = usage_of(rows, n, reasoning_tokens)
     return heading | {"choices": choices} | ({} if usage is None else {"usage": usage})
 
 
@@ -246,6 +259,7 @@ class Frames(ABC):
     ) -> None:
         self._ids = ids
         self._n = n
+        self._reasoning_tokens: int | None = None  # of the choices that have ended
         self._head = b"data: %b," % orjson.dumps(heading)[:-1]
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
         before, behind = self._AROUND_TEXT
@@ -265,7 +279,8 @@ class Frames(ABC):
         """The last chunk of a choice: its finish reason."""
 
     def usage(self, rows: Sequence[ResultRow]) -> bytes:
-        members = orjson.dumps({"choices": [], "usage": usage_of(rows, self._n)})
+        usage = usage_of(rows, self._n, self._reasoning_tokens)
+        members = orjson.dumps({"choices": [], "usage": usage})
         return self._head + members[1:] + b"\n\n"
 
     def _encode(self, choice: dict[str, Any]) -> bytes:

@@ -16,16 +16,19 @@ from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.completions_schemas import (
     CompletionFrames,
     CompletionRequest,
+    PromptText,
     TokenIds,
     completion,
 )
 from app.api.openai.schemas import DONE, Frames, OpenAIRequest, error_frame
+from app.api.output_rules import choose_rules
 from app.api.sse import KEEP_ALIVE
 from app.core.errors import ServiceError, invalid_field
 from app.core.off_loop import off_loop
 from app.inference.model_registry import Model
 from app.results.drafts import GroupRequest, Prompt
 from app.results.multi_result import GroupEvent
+from app.results.pooling import wrong_task
 from app.results.rows import ResultRow
 from app.results.streams.result_reader import KeepAlive, TextDelta
 
@@ -79,45 +82,50 @@ class PreparedRequest:
         yield usage + DONE
 
 
-async def prepare_chat(services: Services, request: ChatRequest) -> PreparedRequest:
-    model = await services.registry.choose(request.model)
-    request = request.model_copy(update={"model": model.name})  # returned in the response
+async def prepare_chat(services: Services, team_id: str, request: ChatRequest) -> PreparedRequest:
+    model = await services.registry.choose(request.model, team_id)
+    request = request.model_copy(update={"model": model.full_name})  # returned in the response
+    if (error := wrong_task(model)) is not None:
+        raise error
     if not model.has_chat:
         raise invalid_field(
             "messages", f"model {model.name} has no chat template; send a prompt to /v1/completions"
         )
     use = request.to_tool_use(model.format)
+    messages, arguments = request.to_messages(model.format), request.to_template_arguments()
     options = request.to_send_options(use)
-    prompt = Prompt(
-        messages=request.to_messages(model.format),
-        template_arguments=request.to_template_arguments(),
-    )
+    rules, options = await choose_rules(model.format, messages, arguments, options, use)
+    prompt = Prompt(messages=messages, template_arguments=arguments)
     return PreparedRequest(
         group=GroupRequest(
-            model.name, [prompt], options, n=request.n or 1, store=request.store is not False
+            model.full_name, [prompt], options, n=request.n or 1, store=request.store is not False
         ),
-        answer=lambda rows: chat_completion(request, use, rows),
-        new_frames=lambda ids: ChatFrames(request, use, ids),
+        answer=lambda rows: chat_completion(request, rules, rows),
+        new_frames=lambda ids: ChatFrames(request, rules, ids),
         request=request,
         with_tokens=bool(request.logprobs),
         silence_seconds=services.settings.keep_alive_seconds,
     )
 
 
-async def prepare_completion(services: Services, request: CompletionRequest) -> PreparedRequest:
-    model = await services.registry.choose(request.model)
-    request = request.model_copy(update={"model": model.name})  # returned in the response
+async def prepare_completion(
+    services: Services, team_id: str, request: CompletionRequest
+) -> PreparedRequest:
+    model = await services.registry.choose(request.model, team_id)
+    request = request.model_copy(update={"model": model.full_name})  # returned in the response
     options = request.to_send_options()
-    texts = [await _text_of(model, one) for one in request.prompt]
+    is_scored = request.is_scored
+    prompts = [await read_prompt(model, one, is_scored=is_scored) for one in request.prompt]
+    texts = [one.text for one in prompts]
     return PreparedRequest(
         group=GroupRequest(
-            model.name,
-            [Prompt(content=text) for text in texts],
+            model.full_name,
+            [Prompt(content=one.content or one.text, token_ids=one.token_ids) for one in prompts],
             options,
             request.rows_per_prompt,
             store=request.store is not False,
         ),
-        answer=lambda rows: completion(request, texts, rows),
+        answer=lambda rows: completion(request, prompts, rows),
         new_frames=lambda ids: CompletionFrames(request, texts, ids),
         request=request,
         with_tokens=request.logprobs is not None,
@@ -125,14 +133,25 @@ async def prepare_completion(services: Services, request: CompletionRequest) -> 
     )
 
 
-async def _text_of(model: Model, prompt: str | TokenIds) -> str:
-    """The prompt's text: models receive texts, so token ids must be those of a text."""
+async def read_prompt(
+    model: Model, prompt: str | TokenIds, *, is_scored: bool = False
+) -> PromptText:
+    """A prompt's text; its token ids too, if the model's tokenizer makes others of the text."""
     if isinstance(prompt, str):
-        return prompt
-    text = await model.format.text_of(prompt) if model.format is not None else None
-    if not text or "\x00" in text:
+        return PromptText(prompt, await _first_token(model, prompt) if is_scored else "")
+    prompt_format = model.format
+    if prompt_format is None or (decoded := await prompt_format.decode(prompt)) is None:
         raise invalid_field(
             "prompt",
-            f"model {model.name}'s tokenizer produces these token ids from no text; send the text",
+            f"model {model.name} does not have these token ids, or has no tokenizer here; send the "
+            "text",
         )
-    return text
+    text = await prompt_format.text_of(prompt)
+    first = (await prompt_format.decode(prompt[:1]) or "") if is_scored else ""
+    if text and "\x00" not in text:
+        return PromptText(decoded, first, content=text)
+    return PromptText(decoded.replace("\x00", "\ufffd"), first, token_ids=prompt)
+
+
+async def _first_token(model: Model, text: str) -> str:
+    return "" if model.format is None else await model.format.first_token(text)

@@ -1,15 +1,17 @@
 """Requests of responses as they are stored, and ids of responses."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
 import orjson
 
-from app.api.openai.batches_schemas import from_wire_id
-from app.api.openai.chat_tools import ToolUse
+from app.api.dependencies import from_wire_id
+from app.api.output_rules import OutputRules
+from app.api.tool_use import ToolUse
 from app.core.errors import NotFoundError
+from app.inference.reasoning import ReasoningUse
 from app.inference.tool_calls import ToolFormat
 from app.results.rows import ResultRow
 
@@ -26,7 +28,7 @@ class StoredRequest:
     is_stored: bool
     has_instructions: bool
     logprobs: int | None
-    use: ToolUse | None
+    rules: OutputRules
 
     @classmethod
     def of(cls, request: str | None) -> "StoredRequest | None":
@@ -36,14 +38,26 @@ class StoredRequest:
         members = orjson.loads(request)
         if members.pop("dialect", None) != DIALECT:
             return None
-        return cls(use=_to_use(members.pop("calls")), **members)
+        # Among the members that are echoed: a process of an older version, too, reads the row.
+        echo = members["echo"]
+        reasoning = echo.get("reasoning", {}).pop("rules", None)
+        rules = OutputRules(
+            _to_use(members.pop("calls"), echo.get("tools", ())),
+            ReasoningUse.of(reasoning) if reasoning else None,
+        )
+        return cls(rules=rules, **members)
+
+    def counted_by(self, count_tokens: Callable[[str], int] | None) -> "StoredRequest":
+        """The same request, whose tokens of reasoning are counted."""
+        return replace(self, rules=replace(self.rules, count_tokens=count_tokens))
 
 
-def _to_use(calls: Mapping[str, Any] | None) -> ToolUse | None:
+def _to_use(calls: Mapping[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> ToolUse | None:
     if calls is None:
         return None
     tool_format = ToolFormat(calls["format"]) if calls["format"] else None
-    return ToolUse(tool_format, calls["name"], calls["is_forced"], calls["is_parallel"])
+    schemas = {tool["name"]: tool["parameters"] or {} for tool in tools}
+    return ToolUse(tool_format, calls["name"], calls["is_forced"], calls["is_parallel"], schemas)
 
 
 def to_response_id(result_id: UUID) -> str:

@@ -11,7 +11,7 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.dependencies import services_of
+from app.api.dependencies import services_of, team_of
 from app.api.disconnects import ON_DISCONNECT_HEADER
 from app.api.errors.error_responses import refusal
 from app.api.group_responses import RESULT_ID_HEADER, Events, respond_stream
@@ -49,7 +49,7 @@ def _describe(**path: str) -> dict[str, Any]:
 async def infer(request: Request) -> Response:
     """Continue a text. The response is the raw text; `X-Result-Id` names its result."""
     wanted = parse_inference(await body_of(request))
-    model = await services_of(request).registry.find(request.path_params["model"])
+    model = await services_of(request).registry.find(request.path_params["model"], team_of(request))
     return await _answer(request, model, wanted)
 
 
@@ -57,7 +57,7 @@ async def infer(request: Request) -> Response:
 async def infer_with_default(request: Request) -> Response:
     """Continue a text with the model of the setting LLM_DEFAULT_MODEL."""
     wanted = parse_inference(await body_of(request))
-    model = await services_of(request).registry.default()
+    model = await services_of(request).registry.default(team_of(request))
     return await _answer(request, model, wanted)
 
 
@@ -83,7 +83,7 @@ async def _answer(request: Request, model: Model, wanted: Inference) -> Response
         left = await model.tokens_left(wanted.text)
         max_tokens = DEFAULT_MAX_TOKENS if left is None else max(1, min(DEFAULT_MAX_TOKENS, left))
     options = SendOptions(parameters=wanted.to_sampling(max_tokens))
-    group = GroupRequest(model.name, [Prompt(content=wanted.text)], options)
+    group = GroupRequest(model.full_name, [Prompt(content=wanted.text)], options)
 
     async def encode(_ids: Sequence[UUID], events: Events) -> AsyncGenerator[bytes, None]:
         pending = wanted.text if wanted.returns_prompt else ""

@@ -14,7 +14,7 @@ import orjson
 from fastapi import APIRouter, Query, Request, Response
 
 from app import __version__
-from app.api.dependencies import Name, ServicesOf, services_of
+from app.api.dependencies import Name, ServicesOf, services_of, team_of
 from app.api.disconnects import ON_DISCONNECT_HEADER
 from app.api.errors.tgi_errors import to_error
 from app.api.group_responses import Events, respond_complete, respond_stream
@@ -118,7 +118,7 @@ async def generate_at_root(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """The tokens of `inputs`, including those that the model adds around a prompt."""
     wanted = parse(GenerateRequest, await body_of(request))
-    model = await services_of(request).registry.choose(wanted.model)
+    model = await services_of(request).registry.choose(wanted.model, team_of(request))
     tokens = await _encode(model, wanted.inputs)
     return _stream_json(token_frames(wanted.inputs, tokens))
 
@@ -131,7 +131,7 @@ async def tokenize(request: Request) -> Response:
 async def tokenize_chat(request: Request) -> Response:
     """The prompt that the model's chat template renders from messages, and its tokens."""
     wanted = parse(ChatTokenizeRequest, await body_of(request))
-    model = await services_of(request).registry.choose(wanted.model)
+    model = await services_of(request).registry.choose(wanted.model, team_of(request))
     if model.format is None or not model.has_chat:
         raise InvalidRequestError(f"{model.name} has no chat template")
     arguments = {"tools": wanted.tools} if wanted.tools else {}
@@ -206,7 +206,9 @@ async def _prepare(
 ) -> tuple[Generation, GroupRequest]:
     given = check(wanted, is_stream=is_stream)
     services = services_of(request)
-    model = await services.registry.choose(wanted.model)
+    model = await services.registry.choose(
+        wanted.model, team_of(request), adapter=given.adapter_id or None
+    )
     most, known = model.max_model_len, model.format
     best_of = given.best_of or 1
     prompt, tokens = wanted.inputs, None
@@ -232,7 +234,7 @@ async def _prepare(
         with_tokens=is_stream or bool(given.details) or best_of > 1,
     )
     group = GroupRequest(
-        model.name, [Prompt(content=prompt)], SendOptions(parameters=sampling), n=best_of
+        model.full_name, [Prompt(content=prompt)], SendOptions(parameters=sampling), n=best_of
     )
     return generation, group
 

@@ -80,7 +80,9 @@ class GenerateParameters(BaseModel):
         None, description=f"0 to {MAX_TOP_N_TOKENS}: the most likely tokens at each place."
     )
     grammar: Grammar | None = None
-    adapter_id: str | None = Field(None, description="Not supported.")
+    adapter_id: Annotated[str, Field(max_length=128)] | None = Field(
+        None, description="Name of an adapter of the model (docs/lora.md)."
+    )
 
 
 class GenerateRequest(BaseModel):
@@ -157,7 +159,7 @@ def check(request: GenerateRequest, *, is_stream: bool) -> GenerateParameters:
     given = request.parameters or GenerateParameters()
     for fault in _faults(request, given, is_stream=is_stream):
         raise InvalidRequestError(fault)
-    for name in ("watermark", "typical_p", "decoder_input_details", "adapter_id"):
+    for name in ("watermark", "typical_p", "decoder_input_details"):
         if getattr(given, name):
             raise InvalidRequestError(f"`{name}` is not supported: the backend cannot do it")
     return given

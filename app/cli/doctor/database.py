@@ -11,7 +11,8 @@ import orjson
 
 from app.cli.doctor.findings import Finding, Level, fail, ok, warn
 from app.cli.doctor.local import disk_space
-from app.core import schema_version
+from app.cli.doctor.pooler import check_pooler
+from app.core import pooler, schema_version
 from app.core.addresses import is_loopback
 from app.core.database import Database
 from app.core.primary import NoPrimaryError
@@ -31,7 +32,7 @@ _BACKLOG = 10_000
 async def connected(
     settings: Settings,
 ) -> AsyncIterator[tuple[asyncpg.Connection | None, Finding | None]]:
-    place = ", ".join(f"{host}:{port}" for host, port in settings.database_addresses())
+    place = ", ".join(f"{host}:{port}" for host, port in settings.direct_addresses())
     try:
         connection = await Database(settings, "llm doctor").connect()
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -48,6 +49,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _remedy(error: BaseException) -> str:
+    if explained := pooler.refusal(error):
+        return str(explained).partition(": ")[2]
     if isinstance(error, asyncpg.InvalidCatalogNameError):
         return "Create the database, or correct LLM_DATABASE_DB."
     if isinstance(
@@ -118,6 +121,8 @@ async def check_database(
     for finding in (*_durability(facts), *_upkeep(facts)):
         yield finding
     yield _connections(facts, settings)
+    async for finding in check_pooler(connection, settings):
+        yield finding
     yield await _clock(connection)
     yield await _database_disk(connection, settings, facts.size_bytes)
     found = await schema_version.read(connection)
@@ -188,9 +193,11 @@ def _upkeep(facts: _Facts) -> list[Finding]:
 def _connections(facts: _Facts, settings: Settings) -> Finding:
     """Check that the pools of all processes fit: at least one API process and one worker."""
     processes = max(2, facts.processes)
-    needed = processes * (settings.database_pool_size + _CONNECTIONS_OUTSIDE_POOL)
+    pool = 0 if settings.has_pooler else settings.database_pool_size
+    needed = processes * (pool + _CONNECTIONS_OUTSIDE_POOL)
     most = facts.max_connections - facts.reserved
-    text = f"{processes} processes may open {needed}, {facts.connections} are open, of {most}"
+    past = " past PgBouncer" * settings.has_pooler
+    text = f"{processes} processes may open {needed}{past}, {facts.connections} are open, of {most}"
     if needed > most:
         to_do = "Raise max_connections, or lower LLM_DATABASE_POOL_SIZE."
         return warn("connections", text, to_do)
@@ -215,7 +222,7 @@ async def _database_disk(
     connection: asyncpg.Connection, settings: Settings, size_bytes: int
 ) -> Finding:
     size = f"the database has {size_bytes / 1e9:.2f} GB"
-    hosts = [host for host, _ in settings.database_addresses()]
+    hosts = [host for host, _ in settings.direct_addresses()]
     with contextlib.suppress(asyncpg.InsufficientPrivilegeError, OSError):
         if all(map(is_loopback, hosts)):  # otherwise the path is another machine's
             return disk_space(

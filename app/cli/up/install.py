@@ -1,6 +1,6 @@
 """Installer of an environment that needs only a Python: a script for the Makefile.
 
-    python3 -I install.py service|dev .venv [--python PROGRAM]
+    python3 -I install.py service|dev|recipes .venv [--python PROGRAM]
     .venv/bin/python -I install.py light|cpu .venv-triton [--python PROGRAM]
 
 It runs before anything is installed, so it uses the standard library only. pip installs uv (pinned
@@ -52,6 +52,9 @@ _SERVICE = ("requirements.txt", "requirements-embedded.txt")
 TARGETS = {
     "service": Target("the service", _SERVICE, 1_000),
     "dev": Target("the service and its tests", (*_SERVICE, "requirements-dev.txt"), 1_200),
+    "recipes": Target(
+        "the libraries of docs/recipes.md and docs/scoring.md", ("requirements-recipes.txt",), 1_500
+    ),
     "light": Target("Triton", ("triton/requirements-light.txt",), 800, ("3.11",), is_triton=True),
     "cpu": Target(
         "Triton and vLLM (1 GB to download)",

@@ -48,9 +48,14 @@ class EmbeddedPostgres(processes.ChildPart):
         self._cluster = directory / "cluster"
 
     @property
+    def address(self) -> str:
+        return HOST
+
+    @property
     def environment(self) -> dict[str, str]:
         return {
-            "LLM_DATABASE_URL": f"{HOST}:{self.port}",
+            "LLM_DATABASE_URL": f"{self.address}:{self.port}",
+            "LLM_DATABASE_LISTENER_URL": "",
             "LLM_DATABASE_ADMIN_USER": USER,
             "LLM_DATABASE_PASSWORD": self.password,
             "LLM_DATABASE_DB": DATABASE,
@@ -72,7 +77,7 @@ class EmbeddedPostgres(processes.ChildPart):
 
     def _options(self) -> list[str]:
         settings = {
-            "listen_addresses": HOST,
+            "listen_addresses": self.address,
             "port": self.port,
             "unix_socket_directories": "",
             "max_connections": MAX_CONNECTIONS,
@@ -153,7 +158,7 @@ class EmbeddedPostgres(processes.ChildPart):
 
     async def _ensure_database(self) -> None:
         connection = await asyncpg.connect(
-            host=HOST,
+            host=self.address,
             port=self.port,
             user=USER,
             password=self.password,

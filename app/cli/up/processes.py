@@ -66,9 +66,11 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a child whose output is appended to `log_file`.
 
-    It gets `death_signal` when we die, and is a process group of its own, so that Ctrl-C in the
-    terminal reaches us alone. `identity` holds further options of setpriv(1). Call it from the
-    main thread: the kernel takes the end of the calling thread for the end of the parent.
+    It gets `death_signal` when we die, and has a session of its own: Ctrl-C in the terminal reaches us
+    alone, and Linux gives each session the same share of the processor (`autogroup` in sched(7)). In one
+    session, API, worker and Triton would share what a single connection of PostgreSQL gets.
+    `identity` holds further options of setpriv(1). Call it from the main thread: the kernel takes the
+    end of the calling thread for the end of the parent.
     """
     wrapper = ["setpriv", *identity, f"--pdeathsig={death_signal.name.removeprefix('SIG')}", "--"]
     log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +84,7 @@ def spawn(
                 stderr=log,
                 env=dict(env),
                 cwd=cwd,
-                process_group=0,
+                start_new_session=True,
             )
         except FileNotFoundError as error:
             raise StartError(

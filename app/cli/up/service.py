@@ -40,7 +40,7 @@ class ServicePart(processes.ChildPart):
     async def start(self, report: Callable[[str], None] = lambda _: None) -> None:
         report("starting")
         log_start = processes.begin_log(self.log_file)
-        self._process = process = run(self._command, self._environment, self.log_file)
+        self._process = process = self._run()
         try:
             async with asyncio.timeout(START_SECONDS):
                 while not await self._is_ready(log_start):
@@ -56,6 +56,9 @@ class ServicePart(processes.ChildPart):
             raise StartError(
                 f"{self.name} was not ready in {START_SECONDS:.0f} s (log: {self.log_file})"
             ) from None
+
+    def _run(self) -> subprocess.Popen[bytes]:
+        return run(self._command, self._environment, self.log_file)
 
     async def _is_ready(self, log_start: int) -> bool:
         if not self._ready_url:

@@ -18,6 +18,10 @@ class DatabaseSettings(Section, title="Database"):
     database_host: str = Field(alias="LLM_DATABASE_URL", min_length=1)
     """PostgreSQL server, as `host` or `host:port`. A comma-separated list names a primary and its
     standbys; the service uses the one that accepts writes. See docs/failover.md."""
+    database_listener: Optional[str] = Field(None, alias="LLM_DATABASE_LISTENER_URL")
+    """PostgreSQL's own address, written as LLM_DATABASE_URL, where that is a PgBouncer that pools
+    transactions. Listeners, heartbeats, migrations and `doctor` connect to it directly. Unset:
+    LLM_DATABASE_URL is PostgreSQL. See docs/scaling.md#connections-and-pgbouncer."""
     database_user: str = Field(alias="LLM_DATABASE_ADMIN_USER", min_length=1)
     """PostgreSQL role."""
     database_password: SecretStr
@@ -33,16 +37,26 @@ class DatabaseSettings(Section, title="Database"):
     """A statement that takes longer is logged (`slow_statement`) with PostgreSQL's plan of it, at
     most every ten minutes."""
 
-    @field_validator("database_host")
+    @field_validator("database_host", "database_listener")
     @classmethod
-    def _names_a_server(cls, text: str) -> str:
-        if not split_list(text):
+    def _names_a_server(cls, text: str | None) -> str | None:
+        if text is not None and not split_list(text):
             raise ValueError("it names no server")
         return text
 
     def database_addresses(self) -> list[tuple[str, int]]:
         """Hosts and ports of PostgreSQL; a port is 5432 unless `LLM_DATABASE_URL` names one."""
         return [split_address(one, 5432) for one in split_list(self.database_host)]
+
+    def direct_addresses(self) -> list[tuple[str, int]]:
+        """Hosts and ports of PostgreSQL itself, past a PgBouncer."""
+        names = self.database_listener or self.database_host
+        return [split_address(one, 5432) for one in split_list(names)]
+
+    @property
+    def has_pooler(self) -> bool:
+        """True if LLM_DATABASE_URL is a PgBouncer that pools transactions."""
+        return self.database_listener is not None
 
 
 class TritonSettings(Section, title="Triton"):

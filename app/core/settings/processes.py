@@ -40,6 +40,13 @@ class BatchSettings(Section, title="Batches"):
     """Most requests of one batch that are queued or running at the same time."""
 
 
+class JobSettings(Section, title="Jobs"):
+    max_job_rows: int = Field(10_000_000, ge=1)
+    """Most rows of a job that is created from then on; a further one returns 429."""
+    team_max_jobs: int = Field(1_000, ge=0, le=1_000_000)
+    """Most jobs of one team that have not ended; a further one returns 429. 0: no limit."""
+
+
 class WebhookSettings(Section, title="Webhooks"):
     webhook_timeout_seconds: float = Field(15.0, gt=0, le=300)
     """Time limit of one webhook call, from name resolution to the status."""

@@ -1,5 +1,7 @@
 """Results: queue limits, attempts, deadlines and retention."""
 
+from typing import Literal
+
 from pydantic import AliasChoices, Field
 
 from app.core.settings.fields import RetentionSeconds, Section
@@ -10,9 +12,13 @@ class ResultSettings(Section, title="Results"):
     """`max_tokens` of a request that names none, or fewer where the model's length leaves fewer.
     `/v1/completions` has OpenAI's default of 16 instead."""
     max_logprobs: int = Field(100_000, ge=1)
-    """Most log probabilities of one request: its results x `max_tokens` x (`logprobs` + 1), as each
+    """Most log probabilities of one request: its results x (`max_tokens` x (`logprobs` + 1) +
+    prompt tokens x (`prompt_logprobs` + 1)), as each
     token has its own beside the likely ones. One takes about 80 bytes in the database, 100 in a
     worker and 500 in the API. A larger request returns 422."""
+    max_images: int = Field(8, ge=0, le=64)
+    """Most images of one request; 0 refuses all. Their bytes are bounded by LLM_MAX_BODY_BYTES: as base64
+    they are part of the request."""
     max_queued: int = Field(1_000_000, ge=1)
     """Most unclaimed results in the queue; a further one returns 429."""
     team_max_queued: int | None = Field(None, ge=1)
@@ -47,6 +53,16 @@ class HistorySettings(Section, title="History"):
     history_days: int = Field(30, ge=1, le=3650)
     """Days for which figures per minute are kept (`GET /history`, `GET /system`). They outlive
     their results."""
+    search: Literal["words", "off"] = "words"
+    """Whether workers index the words of ended results for the search (`q`). `off` saves most of the
+    time and of the log that indexing takes; a search then returns 422 `search_off`
+    ([history.md](history.md#turning-the-search-off)). `python -m app team search` overrides it per team.
+    API and workers need the same value."""
+
+
+class UsageSettings(Section, title="Usage"):
+    currency: str = Field("USD", min_length=1, max_length=8, pattern=r"^[^\s\x00-\x1f]+$")
+    """Currency of the prices of `python -m app price` ([usage.md](usage.md#prices)). Shown with costs."""
 
 
 class RetentionSettings(Section, title="Retention"):
@@ -74,3 +90,5 @@ class RetentionSettings(Section, title="Retention"):
         le=3650,
     )
     """Days for which webhook deliveries and ended launches are kept."""
+    usage_retention_days: int = Field(3650, ge=31, le=36_500)
+    """Days for which the usage of a day is kept ([usage.md](usage.md)). It outlives its results."""

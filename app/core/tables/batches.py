@@ -66,6 +66,8 @@ batches = sa.Table(
     sa.Column("idempotency_key", sa.String),
     sa.Column("request_hash", sa.LargeBinary),
     time("key_expires_at"),
+    # Token of its request, for the usage of its results.
+    sa.Column("token_id", sa.String),
     sa.CheckConstraint(
         "state IN ('validating', 'failed', 'in_progress', 'finalizing', 'completed', 'expired', "
         "'cancelling', 'cancelled')",

@@ -21,10 +21,13 @@ undigested_results = sa.Table(
 result_search = sa.Table(
     "result_search",
     metadata,
-    sa.Column("result_id", UUID, sa.ForeignKey("results.id", ondelete="CASCADE"), primary_key=True),
+    # No foreign key, see `delete_rows_of_results`.
+    sa.Column("result_id", UUID, primary_key=True),
     sa.Column("team_id", sa.String, nullable=False),
     # Words of prompt, output and error, and the team's word. NULL: the result cannot be found by words.
     sa.Column("words", TSVECTOR),
+    # Whether the ledger of usage has it; a process of an older version leaves it false.
+    sa.Column("in_usage", sa.Boolean, nullable=False, server_default=sa.text("false")),
     sa.Index(
         "ix_result_search_words",
         "words",

@@ -26,13 +26,13 @@ contexts = sa.Table(
 )
 
 _DELETE_RESULTS = (
-    """CREATE FUNCTION delete_results_of_context() RETURNS trigger LANGUAGE plpgsql AS $$
+    """CREATE FUNCTION delete_results_of_contexts() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
-          DELETE FROM results WHERE context_id = OLD.id;
+          DELETE FROM results WHERE context_id = ANY (ARRAY(SELECT id FROM gone));
           RETURN NULL;
         END $$""",
-    """CREATE TRIGGER delete_results AFTER DELETE ON contexts
-        FOR EACH ROW EXECUTE FUNCTION delete_results_of_context()""",
+    """CREATE TRIGGER delete_results AFTER DELETE ON contexts REFERENCING OLD TABLE AS gone
+        FOR EACH STATEMENT EXECUTE FUNCTION delete_results_of_contexts()""",
 )
 for statement in _DELETE_RESULTS:
     sa.event.listen(contexts, "after_create", sa.DDL(statement))  # type: ignore[no-untyped-call]
@@ -48,8 +48,14 @@ results = sa.Table(
     sa.Column("kind", sa.String, nullable=False, server_default="generation"),
     # Results of one request (n choices, k prompts) share a group.
     sa.Column("group_id", UUID),
+    # SHA-256 of its request, if an equal result may answer it (queue/reuse.py).
+    sa.Column("reuse_digest", sa.LargeBinary),
+    # The result whose text this one has; it may have been deleted since.
+    sa.Column("reused_from", UUID),
     # The result that this one retries; it may have been deleted since.
     sa.Column("retry_of", UUID),
+    # Job of which it is a row; the job may have been deleted since.
+    sa.Column("job_id", UUID),
     # Source result of an attribution; it may have been deleted since.
     sa.Column("source_id", UUID),
     # The attribution that follows once this one has completed: its id, queue and parameters.
@@ -82,6 +88,8 @@ results = sa.Table(
     sa.Column("store", sa.Boolean, nullable=False, server_default=sa.text("true")),
     # Retention from its end that its request set.
     sa.Column("retain_seconds", sa.Float),
+    # Token of its request: a JWT's `token_id`, or an API key's prefix. NULL: none, or an older version.
+    sa.Column("token_id", sa.String),
     # Whether its text may be continued (queue/continuation.py).
     sa.Column("resumable", sa.Boolean, nullable=False, server_default=sa.text("false")),
     # --- the state: written by app/queue alone ---
@@ -114,13 +122,17 @@ results = sa.Table(
     sa.Column("prompt_tokens", sa.Integer),
     sa.Column("completion_tokens", sa.Integer),
     sa.Column("logprobs", JSONB),
+    # JSON: each token's own entry is the first one, and jsonb would sort them.
+    sa.Column("prompt_logprobs", sa.Text),
+    # The numbers of an embedding, or the one of a score: little-endian float32.
+    sa.Column("vector", sa.LargeBinary),
     sa.Column("error_code", sa.String),
     sa.Column("error_message", sa.Text),
     sa.Column("error_retryable", sa.Boolean),
     # Time at which prompt, output and its other texts were erased.
     time("erased_at"),
     sa.CheckConstraint("state IN ('pending', 'completed', 'failed')", name="state"),
-    sa.CheckConstraint("kind IN ('generation', 'attribution')", name="kind"),
+    sa.CheckConstraint("kind IN ('generation', 'attribution', 'embedding', 'score')", name="kind"),
     sa.CheckConstraint("on_disconnect IN ('continue', 'cancel')", name="on_disconnect"),
     sa.CheckConstraint("(state = 'pending') = (finished_at IS NULL)", name="finished"),
     sa.CheckConstraint("(state = 'failed') = (error_code IS NOT NULL)", name="failed_has_error"),
@@ -139,6 +151,7 @@ results = sa.Table(
     index("context_id", "id"),
     index("group_id", where="group_id IS NOT NULL"),
     index("source_id", "id", where="source_id IS NOT NULL"),
+    index("team_id", "reuse_digest", "id", where="reuse_digest IS NOT NULL"),
     index("team_id", "id", name="ix_results_team_id_id_pending", where="state = 'pending'"),
     index("team_id", "id", name="ix_results_team_id_id_failed", where="state = 'failed'"),
     # By error_code, not by state: a list by code must match no other partial index.
@@ -184,6 +197,27 @@ results = sa.Table(
     postgresql_with=LONG_WITH_TEXTS,
 )
 
+# Tables whose rows belong to a result, by `result_id`. Statements that insert such a row hold the result,
+# or insert it too; this trigger deletes the rows, in a snapshot that has all that were committed before.
+# For each statement: checks of foreign keys would run a query for each row (decision 0021).
+_DELETE_ROWS = (
+    """CREATE FUNCTION delete_rows_of_results() RETURNS trigger LANGUAGE plpgsql AS $$
+        DECLARE
+          ids uuid[] := ARRAY(SELECT id FROM gone);
+        BEGIN
+          DELETE FROM result_search WHERE result_id = ANY (ids);
+          DELETE FROM idempotency_keys WHERE result_id = ANY (ids);
+          DELETE FROM webhook_deliveries WHERE result_id = ANY (ids);
+          INSERT INTO job_events (job_id, result_id, ended_as, rows)
+          SELECT job_id, id, 'deleted', 1 FROM gone WHERE job_id IS NOT NULL AND state = 'pending';
+          RETURN NULL;
+        END $$""",
+    """CREATE TRIGGER delete_rows AFTER DELETE ON results REFERENCING OLD TABLE AS gone
+        FOR EACH STATEMENT EXECUTE FUNCTION delete_rows_of_results()""",
+)
+for statement in _DELETE_ROWS:
+    sa.event.listen(results, "after_create", sa.DDL(statement))  # type: ignore[no-untyped-call]
+
 result_chunks = sa.Table(
     "result_chunks",
     metadata,
@@ -210,7 +244,8 @@ idempotency_keys = sa.Table(
     sa.Column("key", sa.String, primary_key=True),
     # SHA-256 of the canonical request: the same key with another request is refused.
     sa.Column("request_hash", sa.LargeBinary, nullable=False),
-    sa.Column("result_id", UUID, sa.ForeignKey("results.id", ondelete="CASCADE"), nullable=False),
+    # No foreign key, see `delete_rows_of_results`.
+    sa.Column("result_id", UUID, nullable=False),
     time("expires_at", nullable=False),
     index("result_id"),
     index("expires_at"),

@@ -1,4 +1,4 @@
-"""Teams: limits, rates, retention, API keys and revoked tokens."""
+"""Teams: limits, rates, retention, search, API keys and revoked tokens."""
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, UUID
@@ -30,6 +30,15 @@ team_retention = sa.Table(
     sa.Column("results_seconds", sa.Float),
     sa.Column("prompts_seconds", sa.Float),
     sa.CheckConstraint("results_seconds >= 0 AND prompts_seconds >= 0", name="seconds"),
+)
+
+# Search by words of teams that differ from the setting.
+team_search = sa.Table(
+    "team_search",
+    metadata,
+    sa.Column("team_id", sa.String, primary_key=True),
+    sa.Column("search", sa.String, nullable=False),
+    sa.CheckConstraint("search IN ('words', 'off')", name="search"),
 )
 
 rate_buckets = sa.Table(

@@ -9,8 +9,11 @@ from app.core.tables.schema import EMPTY_LIST, NOW, index, metadata, time
 webhook_deliveries = sa.Table(
     "webhook_deliveries",
     metadata,
-    # A result ends once, so it has one delivery; its id also identifies delivery and message.
-    sa.Column("result_id", UUID, sa.ForeignKey("results.id", ondelete="CASCADE"), primary_key=True),
+    # A result ends once, so it has one delivery; its id also identifies delivery and message. A job has one
+    # delivery under its own id, which is due again when the job ends again after a retry.
+    # No foreign key, see `delete_rows_of_results`.
+    sa.Column("result_id", UUID, primary_key=True),
+    sa.Column("is_job", sa.Boolean, nullable=False, server_default=sa.text("false")),
     sa.Column("team_id", sa.String, nullable=False),
     sa.Column("url", sa.Text, nullable=False),
     sa.Column("state", sa.String, nullable=False, server_default="pending"),

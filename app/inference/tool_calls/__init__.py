@@ -8,7 +8,18 @@ import hashlib
 from enum import StrEnum
 from uuid import UUID
 
-from app.inference.tool_calls import hermes, llama3_json, mistral
+from app.inference.tool_calls import (
+    deepseek_v3,
+    deepseek_v31,
+    glm,
+    harmony,
+    hermes,
+    llama3_json,
+    mistral,
+    pythonic,
+    qwen_xml,
+    seed_xml,
+)
 from app.inference.tool_calls.reader import (
     CallReader,
     Format,
@@ -17,12 +28,13 @@ from app.inference.tool_calls.reader import (
     read_all,
     reader_of_forced,
 )
-from app.inference.tool_calls.source import Piece, ToolCall
+from app.inference.tool_calls.source import Piece, Schemas, ToolCall
 
 __all__ = [
     "NamedReader",
     "Piece",
     "Reader",
+    "Schemas",
     "ToolCall",
     "ToolFormat",
     "call_id",
@@ -44,8 +56,15 @@ class ToolFormat(StrEnum):
         member.definition = definition
         return member
 
+    HARMONY = harmony.FORMAT
     MISTRAL = mistral.FORMAT
+    DEEPSEEK_V3 = deepseek_v3.FORMAT
+    DEEPSEEK_V31 = deepseek_v31.FORMAT
+    SEED_XML = seed_xml.FORMAT
+    QWEN_XML = qwen_xml.FORMAT
+    GLM = glm.FORMAT
     HERMES = hermes.FORMAT
+    PYTHONIC = pythonic.FORMAT
     LLAMA3_JSON = llama3_json.FORMAT
 
 
@@ -53,8 +72,9 @@ def detect_format(template: str) -> ToolFormat | None:
     return next((one for one in ToolFormat if one.definition.is_taught_by(template)), None)
 
 
-def reader_of(tool_format: ToolFormat) -> Reader:
-    return CallReader(tool_format.definition.parse)
+def reader_of(tool_format: ToolFormat, schemas: Schemas | None = None) -> Reader:
+    """A reader of a format; formats without types take those of the arguments from the schemas."""
+    return CallReader(tool_format.definition.parse, schemas)
 
 
 def call_id(tool_format: ToolFormat | None, result_id: UUID, place: int) -> str:

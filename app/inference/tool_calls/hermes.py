@@ -24,4 +24,4 @@ def _is_taught_by(template: str) -> bool:
     return _OPENING in template and not any(marker in template for marker in _XML)
 
 
-FORMAT = Format("hermes", _is_taught_by, _parse)
+FORMAT = Format("hermes", _is_taught_by, _parse, (_OPENING,))

@@ -32,4 +32,4 @@ def _read_call(source: Source) -> Parsing[ToolCall | None]:
     return to_call((yield from source.read_object()), named and named[1])
 
 
-FORMAT = Format("mistral", lambda template: _OPENING in template, _parse)
+FORMAT = Format("mistral", lambda template: _OPENING in template, _parse, (_OPENING,))

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from app.inference.tool_calls.source import Parsing, Piece, Source, ToolCall, parse_sequence
+from app.inference.tool_calls.source import (
+    Parsing,
+    Piece,
+    Schemas,
+    Source,
+    ToolCall,
+    parse_sequence,
+)
 
 _SLICE = 4096  # characters
 
@@ -22,16 +29,21 @@ class Reader(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Format:
+    """`openings` end reasoning whose closing tag the model left out."""
+
     name: str
     is_taught_by: Callable[[str], bool]  # given a chat template
     parse: Callable[[Source], Parsing[None]]
+    openings: tuple[str, ...] = ()
 
 
 class CallReader:
     """Holds back only the text that may become a call, and the space around it."""
 
-    def __init__(self, parse: Callable[[Source], Parsing[None]]) -> None:
-        self._source = Source()
+    def __init__(
+        self, parse: Callable[[Source], Parsing[None]], schemas: Schemas | None = None
+    ) -> None:
+        self._source = Source(schemas)
         self._parsing = parse(self._source)
 
     def feed(self, text: str) -> list[Piece]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,7 +13,8 @@ Parsing = Generator[None, None, _T]
 _SPACE = " \t\r\n"
 _LOOKAHEAD = 32  # characters; no separator is longer
 _MAX_SKIPPED = 256  # characters of separators and space before, between and behind calls
-_IN_STRING, _OUTSIDE = re.compile(r'["\\]'), re.compile(r'["{}]')
+_IN_STRING = {quote: re.compile(rf"[{quote}\\]") for quote in ('"', "'")}
+_IN_OBJECT, _IN_LIST = re.compile(r'["{}]'), re.compile(r"[\"'\[\](){}]")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
@@ -24,6 +25,8 @@ class ToolCall:
 
 
 Piece = str | ToolCall
+# JSON schemas of the tools' arguments, by name.
+Schemas = Mapping[str, Mapping[str, Any]]
 
 
 class Source:
@@ -33,7 +36,8 @@ class Source:
     times: a rejected call is emitted with all that was read of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: Schemas | None = None) -> None:
+        self.schemas = schemas or {}
         self.buffer = ""
         self.at = 0
         self.is_ended = False
@@ -52,17 +56,34 @@ class Source:
 
     # --- reading --------------------------------------------------------------------------------
 
-    def copy_until(self, marker: str) -> Parsing[bool]:
-        """Emit text up to the next marker and step over it; False if none follows."""
-        while (place := self.buffer.find(marker)) < 0:
-            held = 0 if self.is_ended else _overlap(self.buffer, marker)
+    def copy_until(self, *markers: str) -> Parsing[str]:
+        """Emit text up to the next of the markers and step over that; empty if none follows."""
+        while (found := _find(self.buffer, markers)) is None:
+            held = 0 if self.is_ended else _overlap(self.buffer, markers)
             self.emit_text(len(self.buffer) - held)
             if self.is_ended:
-                return False
+                return ""
             yield
+        place, marker = found
         self.emit_text(place)
         self.at = len(marker)
-        return True
+        return marker
+
+    def read_until(self, *markers: str) -> Parsing[tuple[str, str]]:
+        """The text up to the next of the markers, and the marker, which is empty if none follows."""
+        # Scanned text is set aside, as in `read_object`.
+        held, begins = [self.buffer[: self.at]], self.at
+        self.buffer = self.buffer[self.at :]
+        while (found := _find(self.buffer, markers)) is None and not self.is_ended:
+            kept = _overlap(self.buffer, markers)
+            held.append(self.buffer[: len(self.buffer) - kept])
+            self.buffer = self.buffer[len(self.buffer) - kept :]
+            yield
+        place, marker = found or (len(self.buffer), "")
+        end = sum(map(len, held)) + place
+        self.buffer = "".join(held) + self.buffer
+        self.at = self._read_end = end + len(marker)
+        return self.buffer[begins:end], marker
 
     def copy_rest(self) -> Parsing[None]:
         while True:
@@ -88,12 +109,22 @@ class Source:
 
     def read_object(self) -> Parsing[str | None]:
         """The JSON text of an object, if one begins at this position; None also if it never ends."""
-        if not self.buffer.startswith("{", self.at):
+        text = yield from self._read_balanced("{", _IN_OBJECT)
+        return text
+
+    def read_list(self) -> Parsing[str | None]:
+        """The text of a Python list, if one begins at this position; None also if it never ends."""
+        text = yield from self._read_balanced("[", _IN_LIST)
+        return text
+
+    def _read_balanced(self, opening: str, pattern: re.Pattern[str]) -> Parsing[str | None]:
+        """The text from an opening bracket to its end; `pattern` finds brackets and quotes."""
+        if not self.buffer.startswith(opening, self.at):
             return None
         # Scanned text is set aside while more is awaited: the buffer is not copied with each piece.
-        held, before, at, depth, is_string = [""], self.at, self.at, 0, False
+        held, before, at, depth, quote = [""], self.at, self.at, 0, ""
         while True:
-            found = (_IN_STRING if is_string else _OUTSIDE).search(self.buffer, at)
+            found = (_IN_STRING[quote] if quote else pattern).search(self.buffer, at)
             if found is None:
                 at = max(at, len(self.buffer)) - len(self.buffer)
                 if not self.is_ended:
@@ -106,10 +137,10 @@ class Source:
             character, at = found[0], found.end()
             if character == "\\":
                 at += 1  # the next character is escaped
-            elif character == '"':
-                is_string = not is_string
+            elif character in "\"'":
+                quote = "" if quote else character
             else:
-                depth += 1 if character == "{" else -1
+                depth += 1 if character in "{[(" else -1
                 if not depth:
                     break
         text = "".join(held)
@@ -174,10 +205,17 @@ def parse_sequence(source: Source, separators: tuple[str, ...]) -> Parsing[None]
         source.emit_call(call)
 
 
-def _overlap(text: str, marker: str) -> int:
-    """The number of characters at the end of `text` that may be the beginning of `marker`."""
-    for length in range(min(len(text), len(marker) - 1), 0, -1):
-        if marker.startswith(text[-length:]):
+def _find(text: str, markers: tuple[str, ...]) -> tuple[int, str] | None:
+    """The place of the first of the markers, and that marker."""
+    found = [(place, marker) for marker in markers if (place := text.find(marker)) >= 0]
+    return min(found, default=None)
+
+
+def _overlap(text: str, markers: tuple[str, ...]) -> int:
+    """The number of characters at the end of `text` that may be the beginning of a marker."""
+    for length in range(min(len(text), max(map(len, markers)) - 1), 0, -1):
+        tail = text[-length:]
+        if any(marker.startswith(tail) for marker in markers):
             return length
     return 0
 
@@ -197,10 +235,15 @@ def to_call(text: str | None, name: str | None = None) -> ToolCall | None:
                 arguments = json.loads(arguments, parse_constant=_refuse_constant)
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             return None
-        name.encode()
-        return ToolCall(name, _to_text(arguments))
+        return new_call(name, arguments)
     except (ValueError, RecursionError):
         return None
+
+
+def new_call(name: str, arguments: dict[str, Any]) -> ToolCall:
+    """Raises ValueError if JSON or UTF-8 cannot hold them."""
+    name.encode()
+    return ToolCall(name, _to_text(arguments))
 
 
 def _to_text(arguments: dict[str, Any]) -> str:

@@ -56,6 +56,15 @@ _WORKERS = _ROWS.format(
       SELECT FROM results r WHERE r.worker_id = t.id AND r.state = 'pending')""",
 )
 _LAUNCHES = _ROWS.format(table="launches", condition="ended_at <= $1")
+_USAGE = _ROWS.format(
+    table="usage_days", condition="day < ($1::timestamptz AT TIME ZONE 'UTC')::date"
+)
+# An alert of this month must stay, or it would be sent again.
+_ALERTS = _ROWS.format(
+    table="budget_alerts",
+    condition="""created_at <= $1 AND state <> 'pending'
+      AND month < (now() AT TIME ZONE 'UTC')::date - 31""",
+)
 _BUCKETS = _ROWS.format(table="rate_buckets", condition="filled_at <= $1")
 
 
@@ -65,8 +74,10 @@ def cleaning_steps(settings: Settings, now: datetime) -> Iterator[Step]:
     yield _walk(_DELIVERIES, lowest_id(logs), _MAX_ROWS, logs)
     yield _walk(_CHUNKS, _MAX_ROWS)
     yield _delete(_LAUNCHES, logs)
+    yield _delete(_ALERTS, logs)
     yield _delete(_WORKERS, now - timedelta(days=_WORKER_DAYS))
     yield _delete(_BUCKETS, now - timedelta(days=_BUCKET_DAYS))
+    yield _delete(_USAGE, now - timedelta(days=settings.usage_retention_days))
 
 
 def _walk(statement: str, *arguments: object) -> Step:

@@ -36,7 +36,8 @@ WITH picked AS (
   ORDER BY id FOR UPDATE
 ), erased AS (
   UPDATE results r SET erased_at = now(), prompt = NULL, output = NULL, logprobs = NULL,
-    request = NULL
+    prompt_logprobs = NULL, vector = NULL, request = NULL,
+    parameters = r.parameters - 'prompt_token_ids'
   FROM picked p WHERE r.id = p.id
 )
 UPDATE contexts c SET content = '', messages = NULL, erased_at = now()

@@ -6,8 +6,8 @@ and a deployment that keeps everything pays nothing. Only a request's own `retai
 the statement that ends its result.
 
 Any number of processes may run it. One of them gets each pass. Each step is a transaction that locks
-few rows and waits for none; the next pass repeats a lost one. Between steps it rests for a multiple of
-their time. docs/retention.md has the rules.
+few rows and waits for none; the next pass repeats a lost one. Between steps it rests, by
+`retention/pacing.py`. docs/retention.md has the rules.
 """
 
 import asyncio
@@ -24,8 +24,10 @@ from app.core.ids import LOWEST_ID, lowest_id
 from app.core.settings import Settings
 from app.results.retention import sql as sql
 from app.results.retention.cleanup import cleaning_steps
+from app.results.retention.pacing import SHARE, Pacing
 from app.results.retention.policy import Kept, Policies, RetentionPolicy
 from app.results.retention.prompts import MAX_ROWS, erase_page, ids_of, is_due, judge_unused
+from app.results.usage import ledger
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +35,8 @@ PERIOD_SECONDS = 60.0
 # The trusted time follows the database's clock by no more than this per pass: after a jump by a year,
 # deletion proceeds as if time ran ten times as fast, which leaves operators weeks to notice.
 MAX_ADVANCE_SECONDS = 10 * PERIOD_SECONDS
-_SHARE = 0.2  # of one connection's time
 _MAX_BATCHES = 5  # with their files, of hundreds of parts
+_MAX_JOBS = 100
 _HOLD_SECONDS = PERIOD_SECONDS / 4  # between renewals of the turn in a long pass
 _CLEANING_SECONDS = 3600.0
 _BROKEN_SECONDS = 60.0
@@ -55,14 +57,14 @@ class Retention:
         settings: Settings,
         *,
         clock: Clock | None = None,
-        share: float = _SHARE,
+        share: float = SHARE,
     ) -> None:
-        """`clock`: the database's by default; `share`: the fraction of time spent working."""
+        """`clock`: the database's by default; `share`: the fraction of time that it works at least."""
         self._database = database
         self._policy = RetentionPolicy(database, settings)
         self._settings = settings
         self._clock = clock or self._database_time
-        self._rest = 1 / share - 1
+        self._pacing = Pacing(share)
         self._is_behind = False
         self._held_at = 0.0  # monotonic
 
@@ -113,6 +115,7 @@ class Retention:
             )
         self._is_behind = is_behind
         self._held_at = time.monotonic()
+        self._pacing.begin()
         return trusted
 
     async def _database_time(self) -> datetime:
@@ -134,6 +137,7 @@ class Retention:
             await self._repeat(
                 partial(_delete_batches, team_id=team_id, results=results, kept=kept)
             )
+            await self._repeat(partial(_delete_jobs, team_id=team_id, results=results))
         if prompts is not None:
             await self._erase_prompts(team_id, now, prompts)
             await self._repeat(partial(judge_unused, team_id=team_id, now=now, prompts=prompts))
@@ -187,7 +191,9 @@ class Retention:
             last = await ids_of(connection, sql.LOCK_LAST, contexts, chosen, prompts)
             others = await ids_of(connection, sql.LOCK_OTHERS, contexts - last)
             chosen = [row["id"] for row in rows if row["context_id"] in last | others]
-            gone = await connection.fetch(sql.DELETE_RESULTS, chosen)
+            locked = [row["id"] for row in await connection.fetch(sql.LOCK_RESULTS, chosen)]
+            await ledger.settle(connection, locked)
+            gone = await connection.fetch(sql.DELETE_RESULTS, locked)
             ended: dict[UUID, datetime] = {}
             for row in gone:
                 at = row["finished_at"]
@@ -197,7 +203,7 @@ class Retention:
             await connection.execute(sql.MARK_UNUSED, unused, [ended[one] for one in unused])
             return len(gone)
 
-        return await self._step(work)
+        return await self._step(work, rows=len(ids))
 
     async def _keep_words_small(self, gone: int) -> None:
         """Rebuild the index of words concurrently, once most of its entries are of deleted rows.
@@ -242,14 +248,14 @@ class Retention:
             is_gap |= not await self._step(partial(work, may_mark=not is_gap))
             after = page[-1]["id"]
 
-    # --- at a small share of the time -------------------------------------------------------------
+    # --- with rests between the steps -------------------------------------------------------------
 
     async def _repeat(self, work: Callable[[Connection], Awaitable[bool]]) -> None:
         while await self._step(work):
             pass
 
-    async def _step(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run a piece of work in a transaction, then rest."""
+    async def _step(self, work: Callable[[Connection], Awaitable[T]], rows: int = 0) -> T:
+        """Run a piece of work in a transaction, then rest. `rows`: to be deleted, if it deletes results."""
 
         async def whole(connection: Connection) -> T:
             async with connection.transaction():
@@ -261,7 +267,7 @@ class Retention:
         if time.monotonic() - self._held_at > _HOLD_SECONDS:
             await self._database.fetch(sql.GO_ON, await self._clock())
             self._held_at = time.monotonic()
-        await asyncio.sleep(took * self._rest)
+        await asyncio.sleep(self._pacing.rest(took, rows))
         return answer
 
 
@@ -285,6 +291,11 @@ async def _delete_batches(
         ends = [row["ended_at"] + timedelta(seconds=kept.prompts_seconds) for row in rows]
         await connection.execute(sql.EXPIRE_INPUTS, inputs, ends, team_id)
     return len(rows) == _MAX_BATCHES
+
+
+async def _delete_jobs(connection: Connection, team_id: str, results: datetime) -> bool:
+    rows = await connection.fetch(sql.DELETE_JOBS, team_id, results, lowest_id(results), _MAX_JOBS)
+    return len(rows) == _MAX_JOBS
 
 
 async def _delete_inputs(connection: Connection, team_id: str, prompts: datetime) -> bool:

@@ -28,17 +28,19 @@ RETURNING id
 # --- teams with rows ------------------------------------------------------------------------------
 
 
-def _teams_of(table: str) -> str:
+def _teams_of(table: str, condition: str = "true") -> str:
     return f"""(WITH RECURSIVE found AS (
-    (SELECT team_id FROM {table} ORDER BY team_id LIMIT 1)
+    (SELECT team_id FROM {table} WHERE {condition} ORDER BY team_id LIMIT 1)
     UNION ALL
-    SELECT (SELECT n.team_id FROM {table} n WHERE n.team_id > f.team_id ORDER BY n.team_id LIMIT 1)
+    SELECT (SELECT n.team_id FROM {table} n WHERE n.team_id > f.team_id AND {condition}
+            ORDER BY n.team_id LIMIT 1)
     FROM found f WHERE f.team_id IS NOT NULL)
   SELECT team_id FROM found WHERE team_id IS NOT NULL)"""
 
 
 TEAMS = f"""
-{_teams_of("results")} UNION {_teams_of("contexts")} UNION {_teams_of("batches")} ORDER BY team_id
+{_teams_of("results")} UNION {_teams_of("contexts")} UNION {_teams_of("batches")}
+UNION {_teams_of("jobs", "deleted_at IS NULL")} ORDER BY team_id
 """
 
 # --- results that are due --------------------------------------------------------------------------
@@ -97,13 +99,13 @@ ORDER BY c.id FOR UPDATE SKIP LOCKED
 LOCK_OTHERS = """
 SELECT id FROM contexts WHERE id = ANY($1::uuid[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 """
+LOCK_RESULTS = """
+SELECT id FROM results
+WHERE (id = ANY($1::uuid[]) OR source_id = ANY($1::uuid[])) AND state <> 'pending'
+ORDER BY id FOR UPDATE SKIP LOCKED
+"""
 DELETE_RESULTS = """
-WITH locked AS MATERIALIZED (
-  SELECT id FROM results
-  WHERE (id = ANY($1::uuid[]) OR source_id = ANY($1::uuid[])) AND state <> 'pending'
-  ORDER BY id FOR UPDATE SKIP LOCKED
-)
-DELETE FROM results WHERE id = ANY (ARRAY(SELECT id FROM locked)) RETURNING context_id, finished_at
+DELETE FROM results WHERE id = ANY ($1::uuid[]) RETURNING context_id, finished_at
 """
 DELETE_CONTEXTS = """
 DELETE FROM contexts c WHERE c.id = ANY($1::uuid[])
@@ -136,13 +138,14 @@ UPDATE contexts c SET content = '', messages = NULL, erased_at = $3
 WHERE c.id = ANY($1::uuid[]) AND c.erased_at IS NULL AND {_ALL_DUE.format("c")}
 RETURNING id
 """
-# The rendered prompt, and the stored request of a dialect.
+# The rendered prompt, also as token ids, and the stored request of a dialect.
 ERASE_PROMPTS = """
 WITH picked AS MATERIALIZED (
-  SELECT id FROM results WHERE context_id = ANY($1::uuid[]) AND kind = 'generation'
+  SELECT id FROM results WHERE context_id = ANY($1::uuid[]) AND kind <> 'attribution'
   ORDER BY id FOR NO KEY UPDATE
 )
-UPDATE results r SET prompt = NULL, request = NULL WHERE id = ANY (ARRAY(SELECT id FROM picked))
+UPDATE results r SET prompt = NULL, request = NULL, parameters = r.parameters - 'prompt_token_ids'
+WHERE id = ANY (ARRAY(SELECT id FROM picked))
 RETURNING id
 """
 # The answers are still found by their own words ($2 characters of each).
@@ -186,6 +189,27 @@ DELETE FROM files WHERE id IN (
     SELECT FROM batches o WHERE o.team_id = $1 AND o.input_file_id = b.input_file_id
       AND NOT coalesce(o.ended_at <= $2, false))
   LIMIT $4)
+RETURNING id
+"""
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+# Jobs that ended before $2, or are open and have not changed since; `JobKeeper` removes their rows.
+DELETE_JOBS = """
+UPDATE jobs SET deleted_at = now() WHERE id = ANY (ARRAY(
+  SELECT j.id FROM jobs j
+  WHERE (j.team_id, j.id) > ($1, '00000000-0000-0000-0000-000000000000')
+    AND (j.team_id, j.id) < ($1, $3) AND j.deleted_at IS NULL
+    AND (j.ended_at <= $2 OR j.closed_at IS NULL AND (
+      SELECT p.changed_at FROM job_progress p WHERE p.job_id = j.id) <= $2)
+    AND (SELECT r.result_id FROM job_rows r
+         WHERE (r.job_id, r.result_id) > (j.id, '00000000-0000-0000-0000-000000000000')
+           AND (r.job_id, r.result_id) < (j.id, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+           AND r.place IS NULL
+         ORDER BY r.job_id, r.result_id LIMIT 1) IS NULL
+    AND NOT EXISTS (
+      SELECT FROM webhook_deliveries d WHERE d.result_id = j.id AND d.state = 'pending')
+  ORDER BY j.team_id, j.id LIMIT $4 FOR UPDATE SKIP LOCKED))
 RETURNING id
 """
 

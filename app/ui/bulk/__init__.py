@@ -1,1 +1,1 @@
-"""Many prompts in one file: from a table to batches, and from their outputs back to a table."""
+"""Many prompts in one file: from a table to the rows of a job, and from their answers back to a table."""

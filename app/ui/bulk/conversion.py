@@ -1,23 +1,24 @@
-"""Conversion of a whole file into the files of its batches: requests in parts, and their rows.
+"""Conversion of a whole file: each row is made into a request before any is sent.
 
-The rows are kept beside the requests, so that each output can be returned with the columns of its row;
-omitted rows are among them, with the reason.
+The rows are written to a file of their own, which the job keeps (`kept_rows`); omitted rows are among
+them, with the reason.
 """
 
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
+from app.ui.bulk.kept_rows import kept_line
 from app.ui.bulk.mapping import RowError
 from app.ui.bulk.table import Row, Table, add_columns
 
 MAX_SHOWN_ERRORS = 100  # errors that are shown; all are counted
+MAX_REQUEST = 1_900_000  # bytes; the API's own bound is LLM_MAX_BODY_BYTES
 
-ToLine = Callable[[Row], tuple[str, bytes]]
+ToRequest = Callable[[Row], tuple[str, dict[str, Any]]]
 
 
 class LineError(NamedTuple):
@@ -26,24 +27,12 @@ class LineError(NamedTuple):
 
 
 @dataclass(slots=True)
-class Part:
-    """The requests of one batch, and their rows; sizes in bytes."""
-
-    path: Path
-    rows_path: Path
-    lines: int = 0
-    size: int = 0
-    left_out: int = 0
-    rows_size: int = 0
-
-
-@dataclass(slots=True)
 class Conversion:
-    parts: list[Part] = field(default_factory=list)
     rows: int = 0
     left_out: int = 0
     errors: list[LineError] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
+    size: int = 0  # bytes that were written
 
     @property
     def requests(self) -> int:
@@ -55,36 +44,21 @@ class Conversion:
             self.errors.append(LineError(row.line, message))
 
 
-@dataclass(slots=True, frozen=True)
-class Bounds:
-    """Bounds of one part; sizes in bytes."""
+def convert(file: BinaryIO, table: Table, to_request: ToRequest, output: BinaryIO) -> Conversion:
+    """Read all rows once, and write them to `output`; invalid ones are omitted. Raises SourceError.
 
-    lines: int = 50_000
-    size: int = 100_000_000
-    line_size: int = 2_000_000
-
-
-def convert(
-    file: BinaryIO, table: Table, to_line: ToLine, directory: Path, bounds: Bounds
-) -> Conversion:
-    """Read all rows once; invalid rows are omitted and reported. Raises SourceError.
-
-    Blocks; memory holds one row of the file, and 16 to 32 bytes of each id.
+    Blocks; memory holds one row of the file, and 16 to 32 bytes of each key.
     """
     done = Conversion(columns=list(table.columns))
     seen = SeenTexts()
-    with _Parts(done.parts, directory, bounds) as parts:
-        for row in table.rows(file):
-            done.rows += 1
-            try:
-                line = _checked(row, to_line, seen, bounds.line_size)
-            except RowError as error:
-                done.leave_out(row, str(error))
-                parts.leave_out(row, str(error))
-                continue
-            parts.write(line, row)
-            if table.kind == "jsonl":
-                add_columns(done.columns, row)
+    for row in table.rows(file):
+        done.rows += 1
+        problem = _problem(row, to_request, seen)
+        if problem:
+            done.leave_out(row, problem)
+        elif table.kind == "jsonl":
+            add_columns(done.columns, row)
+        done.size += output.write(kept_line(row, table.kind, problem))
     return done
 
 
@@ -100,75 +74,20 @@ def check_rows(file: BinaryIO, table: Table) -> Conversion:
     return found
 
 
-def _checked(row: Row, to_line: ToLine, seen: "SeenTexts", max_size: int) -> bytes:
+def _problem(row: Row, to_request: ToRequest, seen: "SeenTexts") -> str:
+    """The reason why a row cannot be sent; empty if it can."""
     if row.error:
-        raise RowError(row.error)
-    identifier, line = to_line(row)
-    if len(line) > max_size:
-        raise RowError(f"The request has {len(line):,} bytes, more than {max_size:,}.")
-    if not seen.add(identifier):
-        raise RowError(f"The id “{identifier[:60]}” is that of an earlier line.")
-    return line
-
-
-def _kept(row: Row, values: dict[str, Any], error: str = "") -> bytes:
-    kept = {"line": row.line, "columns": values} | ({"error": error} if error else {})
+        return row.error
     try:
-        return orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE)
-    except (TypeError, ValueError):  # nested too deep to be written
-        return orjson.dumps({**kept, "columns": {}}, option=orjson.OPT_APPEND_NEWLINE)
-
-
-class _Parts:
-    """Writes requests and rows, and begins another part when one is full."""
-
-    def __init__(self, parts: list[Part], directory: Path, bounds: Bounds) -> None:
-        self._parts = parts
-        self._directory = directory
-        self._bounds = bounds
-        self._files: tuple[BinaryIO, BinaryIO] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files or ():
-            file.close()
-
-    def write(self, line: bytes, row: Row) -> None:
-        kept = _kept(row, row.values)
-        part, lines, rows = self._part(len(line), len(kept))
-        lines.write(line)
-        part.lines += 1
-        part.size += len(line)
-        rows.write(kept)
-        part.rows_size += len(kept)
-
-    def leave_out(self, row: Row, error: str) -> None:
-        """Store only a row; after very many of them, without its values."""
-        part, _, rows = self._part(0, 0)
-        is_full = part.rows_size > self._bounds.size
-        kept = _kept(row, {} if is_full else row.values, error)
-        rows.write(kept)
-        part.rows_size += len(kept)
-        part.left_out += 1
-
-    def _part(self, size: int, rows_size: int) -> tuple[Part, BinaryIO, BinaryIO]:
-        if self._files is None or (size and self._is_full(size, rows_size)):
-            self.__exit__()
-            folder, number = self._directory, len(self._parts) + 1
-            part = Part(folder / f"part-{number}.jsonl", folder / f"rows-{number}.jsonl")
-            self._parts.append(part)
-            self._files = part.path.open("wb"), part.rows_path.open("wb")
-        return self._parts[-1], *self._files
-
-    def _is_full(self, size: int, rows_size: int) -> bool:
-        part, bounds = self._parts[-1], self._bounds
-        return part.lines > 0 and (
-            part.lines >= bounds.lines
-            or part.size + size > bounds.size
-            or part.rows_size + rows_size > bounds.size
-        )
+        key, request = to_request(row)
+        size = len(orjson.dumps(request))
+    except RowError as error:
+        return str(error)
+    except (TypeError, ValueError):  # orjson reads deeper nesting than it writes
+        return "The row is nested too deep."
+    if size > MAX_REQUEST:
+        return f"The request has {size:,} bytes, more than {MAX_REQUEST:,}."
+    return "" if seen.add(key) else f"The id “{key[:60]}” is that of an earlier line."
 
 
 class SeenTexts:

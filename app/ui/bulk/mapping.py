@@ -1,7 +1,4 @@
-"""Mapping of a row to a request, as a person chose the columns.
-
-The lines are those of OpenAI's batches: https://platform.openai.com/docs/api-reference/batch
-"""
+"""Mapping of a row to a request of `POST /results/`, as a person chose the columns."""
 
 import math
 import re
@@ -14,10 +11,11 @@ import orjson
 from app.ui.bulk.table import Row
 from app.ui.errors import EntryError
 
-CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-MAX_ID = 512  # characters of a custom_id
+CHAT, COMPLETION = "chat", "completion"
+MAX_ID = 255  # characters of a row's key
 MAX_TEMPLATE = 100_000  # characters
 MAX_TEXT = 2_000_000  # characters that a template makes of a row
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _PROMPT_NAMES = (
     "prompt", "messages", "question", "input", "instruction", "text", "user", "content", "message",
@@ -135,7 +133,7 @@ def parse_template(text: str, columns: Collection[str], control: str) -> Templat
 class Mapping:
     """Roles of the columns. Numbers of a row's own cells take precedence over those for all rows."""
 
-    endpoint: str
+    kind: str  # CHAT or COMPLETION
     prompt: Template
     system: Template | None = None
     id_column: str | None = None
@@ -145,33 +143,42 @@ class Mapping:
     columns: MappingOf[str, str] = field(default_factory=dict)  # of parameters
 
     def id_of(self, row: Row) -> str:
-        """The request's id: the row's own, or its line's number. Raises RowError."""
+        """The row's key: its own, or its line's number. Raises RowError."""
         if self.id_column is None:
             return f"line-{row.line}"
         text = text_of(_value(row, self.id_column)).strip()
-        if not text or len(text) > MAX_ID:
-            raise RowError(f"The id in “{self.id_column}” must have 1 to {MAX_ID} characters.")
+        if not text or len(text) > MAX_ID or _CONTROL.search(text):
+            raise RowError(
+                f"The id in “{self.id_column}” must have 1 to {MAX_ID} characters, and no control "
+                "characters."
+            )
         return text
 
-    def body_of(self, row: Row) -> dict[str, Any]:
-        body: dict[str, Any] = {}
-        model = row.values.get(self.model_column) if self.model_column else None
-        if model := (text_of(model).strip() or self.model):
-            body["model"] = model
-        if self.endpoint == CHAT:
-            body["messages"] = self._messages(row)
+    def request_of(self, row: Row) -> dict[str, Any]:
+        request: dict[str, Any] = {"model": self._model(row)}
+        if self.kind == CHAT:
+            request["messages"] = self._messages(row)
         else:
-            body["prompt"] = self._text(row)
-        body |= self.values
+            request["content"] = self._text(row)
+        parameters: dict[str, int | float] = dict(self.values)
         for name, column in self.columns.items():
             value = row.values.get(column)
             if value is None or (isinstance(value, str) and not value.strip()):
                 continue
             try:
-                body[name] = PARAMETERS[name].read(name, value)
+                parameters[name] = PARAMETERS[name].read(name, value)
             except ValueError as error:
                 raise RowError(f"Column “{column}”: {error}") from None
-        return body
+        if parameters:
+            request["parameters"] = parameters
+        return request
+
+    def _model(self, row: Row) -> str:
+        own = row.values.get(self.model_column) if self.model_column else None
+        model = text_of(own).strip() or self.model
+        if not model:
+            raise RowError("The row names no model, and there is none for all rows.")
+        return model
 
     def _messages(self, row: Row) -> list[Any]:
         system = self.system.fill(row) if self.system else ""
@@ -188,38 +195,9 @@ class Mapping:
         return text
 
 
-def to_line(row: Row, mapping: Mapping) -> tuple[str, bytes]:
-    """A row's id and its request as a line of a batch's file. Raises RowError."""
-    identifier = mapping.id_of(row)
-    line = {
-        "custom_id": identifier,
-        "method": "POST",
-        "url": mapping.endpoint,
-        "body": mapping.body_of(row),
-    }
-    try:
-        return identifier, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
-    except (TypeError, ValueError):  # orjson reads deeper nesting than it writes
-        raise RowError("The row is nested too deep.") from None
-
-
-def check_line(row: Row, endpoint: str) -> tuple[str, bytes]:
-    """The id of a line that is a request already, and the line unchanged. Raises RowError."""
-    values = row.values
-    identifier = values.get("custom_id")
-    if not isinstance(identifier, str) or not 1 <= len(identifier) <= MAX_ID or "\0" in identifier:
-        raise RowError(f"custom_id must be a text of 1 to {MAX_ID} characters.")
-    if values.get("method") != "POST":
-        raise RowError("method must be POST.")
-    if values.get("url") != endpoint:
-        raise RowError(f"url must be {endpoint}, as on the first line: a batch has one endpoint.")
-    body = values.get("body")
-    if not isinstance(body, dict):
-        raise RowError("body must be a JSON object, the request.")
-    for name in ("stream", "background"):
-        if body.get(name):
-            raise RowError(f"body.{name} has no meaning in a batch.")
-    return identifier, row.text.rstrip("\r\n").encode() + b"\n"
+def to_request(row: Row, mapping: Mapping) -> tuple[str, dict[str, Any]]:
+    """A row's key and its request. Raises RowError."""
+    return mapping.id_of(row), mapping.request_of(row)
 
 
 def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping:
@@ -229,27 +207,22 @@ def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping
             raise EntryError(control, f"The file has no column “{name[:60]}”.")
         return name
 
-    endpoint = form.get("endpoint", CHAT)
-    if endpoint not in (CHAT, COMPLETION):
-        raise EntryError("endpoint", f"Must be {CHAT} or {COMPLETION}.")
+    kind = form.get("kind", CHAT)
+    if kind not in (CHAT, COMPLETION):
+        raise EntryError("kind", f"Must be {CHAT} or {COMPLETION}.")
     template, prompt = form.get("template", ""), column("prompt")
     if not template.strip() and prompt is None:
         raise EntryError("prompt", "Choose the column with the prompts, or write a template.")
     system = form.get("system", "")
-    if system.strip() and endpoint != CHAT:
+    if system.strip() and kind != CHAT:
         raise EntryError("system", "Only a chat has a system message.")
     model = form.get("model", "").strip()
     if len(model) > 256:
         raise EntryError("model", "At most 256 characters.")
-    values = {}
-    for name, parameter in PARAMETERS.items():
-        if text := form.get(name, "").strip():
-            try:
-                values[name] = parameter.read(name, text)
-            except ValueError as error:
-                raise EntryError(name, str(error)) from None
+    if not model and not form.get("model_column"):
+        raise EntryError("model", "Choose a model, or a column with models.")
     return Mapping(
-        endpoint=endpoint,
+        kind=kind,
         prompt=parse_template(template, columns, "template")
         if template.strip()
         else Template([("", prompt)]),
@@ -257,11 +230,22 @@ def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping
         id_column=column("id"),
         model=model or None,
         model_column=column("model_column"),
-        values=values,
+        values=_read_values(form),
         columns={
             name: found for name in PARAMETERS if (found := column(f"{name}_column")) is not None
         },
     )
+
+
+def _read_values(form: MappingOf[str, str]) -> dict[str, int | float]:
+    values = {}
+    for name, parameter in PARAMETERS.items():
+        if text := form.get(name, "").strip():
+            try:
+                values[name] = parameter.read(name, text)
+            except ValueError as error:
+                raise EntryError(name, str(error)) from None
+    return values
 
 
 def guess_form(columns: Sequence[str]) -> dict[str, str]:

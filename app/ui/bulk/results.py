@@ -1,13 +1,9 @@
-"""Outputs beside their rows, as JSON lines or CSV, one at a time.
-
-A batch's output and error files are in the order of its lines, and so are the kept rows: a streaming
-merge joins them.
-"""
+"""Answers beside their rows, as JSON lines or CSV, one at a time."""
 
 import csv
 import io
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,13 +25,11 @@ _FORMULA = re.compile(f"^[ \u00a0]*[\t\r\n{_SIGNS}]")
 # text is divided at each of these.
 _LATER_FORMULA = re.compile(f'([;\t\r\n])([ \u00a0"]*[{_SIGNS}][^;\t\r\n]*)')
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
-MAX_LINE = 64_000_000  # bytes; an output with the logprobs of all its tokens has some millions
 _CHUNK = 65_536  # bytes that are sent at once
 
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    custom_id: str = ""
     status: Status = "pending"
     output: str = ""
     error_code: str = ""
@@ -47,9 +41,6 @@ class Answer:
     result_id: str = ""
 
 
-_PENDING = Answer()
-
-
 @dataclass(slots=True, frozen=True)
 class AnsweredRow:
     line: int
@@ -57,120 +48,29 @@ class AnsweredRow:
     answer: Answer
 
 
-class LineTooLongError(ValueError):
-    """A line has more than MAX_LINE bytes."""
-
-
-async def split_lines(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    rest = bytearray()  # grows in place: a long line is not copied with each piece
-    async for piece in pieces:
-        first, *others = piece.split(b"\n")
-        rest += first
-        for line in others:
-            yield bytes(rest)
-            rest[:] = line
-        if len(rest) > MAX_LINE:
-            raise LineTooLongError(f"a line has more than {MAX_LINE:,} bytes")
-    if rest:
-        yield bytes(rest)
-
-
-def read_answer(line: bytes) -> tuple[int, Answer]:
-    """Read a line of an output or error file: its number in the batch's file, and the answer."""
-    outcome = orjson.loads(line)
-    number = int(outcome["id"].rpartition("_")[2])
-    response = outcome.get("response") or {}
-    body = response.get("body") or {}
-    error = outcome.get("error") or body.get("error")
-    common = {"custom_id": outcome["custom_id"], "result_id": response.get("request_id") or ""}
-    if error:
-        return number, Answer(
-            **common,
-            status="failed",
-            error_code=str(error.get("code") or error.get("type") or ""),
-            error_message=str(error.get("message") or ""),
+def answer_of(row: Mapping[str, Any]) -> Answer:
+    """The answer of a job's row, as the API returns it: pending, ended, or with a deleted result."""
+    result = row["result"]
+    if result is None:
+        is_over = row["state"] in ("completed", "failed")
+        return Answer(
+            row["state"] or "pending",
+            error_code="result_deleted" if is_over else "",
+            error_message="The result has been deleted." if is_over else "",
+            result_id=row["result_id"] or "",
         )
-    usage = body.get("usage") or {}
-    choices = body.get("choices") or [{}]
-    return number, Answer(
-        **common,
-        status="completed",
-        output=output_of(body),
-        model=body.get("model") or "",
-        finish_reason=choices[0].get("finish_reason") or body.get("status") or "",
-        prompt_tokens=usage.get("prompt_tokens", usage.get("input_tokens")),
-        completion_tokens=usage.get("completion_tokens", usage.get("output_tokens")),
+    error, usage = result["error"] or {}, result["usage"] or {}
+    return Answer(
+        row["state"],
+        text_of(result["result"]),
+        error.get("code", ""),
+        error.get("message", ""),
+        result["model_name"],
+        result["finish_reason"] or "",
+        usage.get("prompt_tokens"),
+        usage.get("completion_tokens"),
+        row["result_id"],
     )
-
-
-def output_of(body: dict[str, Any]) -> str:
-    """The text of a response of any of the three endpoints; of several choices, a JSON list."""
-    if "output" in body:  # a response
-        return "".join(
-            content.get("text", "")
-            for item in body["output"]
-            for content in item.get("content") or ()
-            if content.get("type") == "output_text"
-        )
-    texts = [_text_of_choice(choice) for choice in body.get("choices") or ()]
-    return texts[0] if len(texts) == 1 else orjson.dumps(texts).decode()
-
-
-def _text_of_choice(choice: dict[str, Any]) -> str:
-    if "message" not in choice:
-        return choice.get("text") or ""
-    message = choice["message"]
-    return message.get("content") or text_of(message.get("tool_calls"))
-
-
-async def answers_of(
-    lines: int,
-    output: AsyncIterator[bytes] | None = None,
-    errors: AsyncIterator[bytes] | None = None,
-    default: Answer = _PENDING,
-) -> AsyncGenerator[Answer, None]:
-    """The answer of each of a batch's lines, by the lines of its files; `default` if neither has it."""
-    outputs, failures = _Cursor(output), _Cursor(errors)
-    for number in range(1, lines + 1):
-        yield await outputs.take(number) or await failures.take(number) or default
-
-
-class _Cursor:
-    """Reads a file's answers in step with the batch's lines."""
-
-    def __init__(self, lines: AsyncIterator[bytes] | None) -> None:
-        self._lines = lines
-        self._next = (0, _PENDING)
-
-    async def take(self, number: int) -> Answer | None:
-        while self._lines is not None and self._next[0] < number:
-            line = await anext(self._lines, None)
-            if line is None:
-                self._lines = None
-            elif line:
-                self._next = read_answer(line)
-        return self._next[1] if self._next[0] == number else None
-
-
-async def join(
-    rows: AsyncIterator[bytes], answers: AsyncIterator[Answer]
-) -> AsyncIterator[AnsweredRow]:
-    """Each kept row with its answer, in the order of the uploaded file."""
-    async for line in rows:
-        row = orjson.loads(line)
-        if "error" in row:
-            answer = Answer(status="left_out", error_code="left_out", error_message=row["error"])
-        else:
-            answer = await anext(answers, _PENDING)
-        yield AnsweredRow(row["line"], row["columns"], answer)
-
-
-async def without_rows(answers: AsyncIterator[Answer]) -> AsyncIterator[AnsweredRow]:
-    """Only the answers, with their ids: for a batch that was not made from a table."""
-    number = 0
-    async for answer in answers:
-        number += 1
-        yield AnsweredRow(number, {"custom_id": answer.custom_id}, answer)
 
 
 async def to_jsonl(rows: AsyncIterable[AnsweredRow]) -> AsyncGenerator[bytes, None]:

@@ -8,7 +8,7 @@ import csv
 import io
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, BinaryIO, Literal
 
@@ -43,7 +43,6 @@ class Row:
     line: int
     values: dict[str, Any]
     error: str = ""
-    text: str = field(default="", repr=False)  # the line in a file of JSON lines
 
 
 @dataclass(slots=True, frozen=True)
@@ -156,7 +155,7 @@ def _json_rows(lines: Iterator[str]) -> Iterator[Row]:
         elif len(value) > MAX_COLUMNS:
             yield Row(number, {}, f"This has more than {MAX_COLUMNS} members.")
         else:
-            yield Row(number, value, text=line)
+            yield Row(number, value)
 
 
 def _csv_rows(lines: Iterator[str], delimiter: str) -> Iterator[Row]:

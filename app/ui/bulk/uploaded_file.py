@@ -28,7 +28,7 @@ class Source:
     size: int  # bytes
     file: BinaryIO
     table: Table
-    found: Conversion  # the result of reading all rows; it has no parts
+    found: Conversion  # the result of reading all rows
 
     @property
     def endpoint(self) -> str:

@@ -1,15 +1,12 @@
-"""Bulk: a file is uploaded, its columns are mapped, its rows are sent; and the jobs so far.
+"""Bulk: a file is uploaded, its columns are mapped, its rows are sent to a job; and the jobs so far.
 
-The uploaded file stays in the API's file store between the steps, and a job is its batches: this
-process keeps nothing.
+The uploaded file and the rows of a job stay in the API's file store: this process keeps no state.
 """
 
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
-from urllib.parse import quote
 from uuid import UUID, uuid4
 
 from starlette.requests import Request
@@ -17,36 +14,34 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from app.ui.api import FILE_TIMEOUT, Api, api_of, segment
-from app.ui.bulk.conversion import Bounds, Conversion, convert
-from app.ui.bulk.jobs import MAX_PARTS, Job, to_jobs, to_part
+from app.ui.bulk.conversion import Conversion, convert
+from app.ui.bulk.jobs import Job
+from app.ui.bulk.kept_rows import header_line
 from app.ui.bulk.mapping import (
-    CHAT,
-    COMPLETION,
     PARAMETERS,
-    RESPONSE,
     RowError,
-    check_line,
     guess_form,
     read_mapping,
     text_of,
-    to_line,
+    to_request,
 )
-from app.ui.bulk.sending import AlreadySentError, Sending
+from app.ui.bulk.sending import upload_rows
 from app.ui.bulk.table import DELIMITERS
 from app.ui.bulk.uploaded_file import Source, UnreadableError, on_thread, open_upload
-from app.ui.errors import ApiError, EntryError, RefusedError
+from app.ui.errors import ApiError, RefusedError
 from app.ui.guard import BodyTooLargeError
-from app.ui.pages.bulk_jobs import read_parts
-from app.ui.render import page
+from app.ui.pages.bulk_jobs import continue_sending, delete_file, to_job
+from app.ui.render import page, refreshed
 
 UPLOADS = "/bulk/files"  # takes larger bodies than other forms
 FORM_BYTES = 65_536  # of an upload beside its file
 
 # An uploaded file is kept for sending it again with another mapping.
 _UPLOAD_RETENTION_DAYS = 7
-_PAGE_SIZE = 100
+_PAGE_SIZE = 50
+_MAX_BATCHES = 20  # that are shown
 _FORM_FIELDS = (
-    "endpoint", "prompt", "template", "system", "id", "model", "model_column", "skip",
+    "kind", "prompt", "template", "system", "id", "model", "model_column", "skip",
     *PARAMETERS, *(f"{name}_column" for name in PARAMETERS),
 )  # fmt: skip
 
@@ -96,50 +91,42 @@ async def _not_uploaded(request: Request, body: AsyncIterator[bytes], error: Api
 
 
 async def _index(request: Request, error: RefusedError | None = None) -> Response:
-    api = api_of(request)
-    after = request.query_params.get("after")
-    listed = await api.get("/v1/batches", {"limit": _PAGE_SIZE, "after": after})
-    jobs = to_jobs(listed["data"], request.query_params.get("job", ""))
-    is_known = "sent" in request.query_params
-    note = "This form was sent before; its job is the first of the list." if is_known else None
     return await page(
         request,
         "bulk.html",
         error,
-        note=note,
-        jobs=await _whole(api, jobs),
-        is_first=after is None,
-        next_page=_next_page(listed),
         max_bytes=request.app.state.settings.max_upload_bytes,
         kept_days=_UPLOAD_RETENTION_DAYS,
+        **await _lists(request),
     )
 
 
-async def _whole(api: Api, jobs: Sequence[Job]) -> list[Job]:
-    """The jobs with their parts from other pages of the list: at most as many as one job may have.
-
-    One page ends within one job; batches of programs may have any metadata.
-    """
-    whole, left = [], MAX_PARTS
-    for job in jobs:
-        known = {part.id: part for part in job.parts}
-        ids = job.last.earlier_ids
-        missing = [one for one in ids if one not in known]
-        if missing and len(missing) <= left:
-            left -= len(missing)
-            known |= {part.id: part for part in await read_parts(api, missing)}
-        if missing:
-            found = [known[one] for one in ids if one in known]
-            job = Job([*found, job.last], is_whole=len(found) == len(ids))
-        whole.append(job)
-    return whole
+async def lists(request: Request) -> Response:
+    context = await _lists(request)
+    return refreshed(request, "_bulk_lists.html", is_ended=not context["is_running"], **context)
 
 
-def _next_page(listed: Mapping[str, Any]) -> str | None:
-    """The query of the next page, with the job that this one ends within, so that it is not repeated."""
-    if not listed["has_more"]:
-        return None
-    return f"?after={quote(listed['last_id'])}&job={quote(to_part(listed['data'][-1]).job)}"
+async def _lists(request: Request) -> dict[str, Any]:
+    """The jobs of a page, and the newest batches on the first page."""
+    api, after = api_of(request), request.query_params.get("after")
+    read = await api.get("/jobs", {"limit": _PAGE_SIZE, "after": after})
+    batches: list[Mapping[str, Any]] = []
+    if after is None:
+        batches = (await api.get("/v1/batches", {"limit": _MAX_BATCHES}))["data"]
+    jobs = [to_job(request, one) for one in read]
+    return {
+        "jobs": jobs,
+        "batches": batches,
+        "is_first": after is None,
+        "next_after": jobs[-1].id if len(jobs) == _PAGE_SIZE else None,
+        "lists_path": "/bulk/lists" + (f"?after={segment(after)}" if after else ""),
+        "is_running": any(not job.is_over for job in jobs)
+        or any(_is_running(one) for one in batches),
+    }
+
+
+def _is_running(batch: Mapping[str, Any]) -> bool:
+    return batch["status"] in ("validating", "in_progress", "finalizing", "cancelling")
 
 
 # --- Mapping and sending -----------------------------------------------------------------------------
@@ -166,48 +153,58 @@ async def send(request: Request) -> Response:
 
 
 async def _send(request: Request, source: Source, entered: dict[str, str], key: str) -> Response:
-    bounds = Bounds(lines=request.app.state.settings.batch_lines)
     done = None
     try:
-        to_request, endpoint = _reader(source, entered)
-        with tempfile.TemporaryDirectory(prefix="bulk-") as directory:
+        if source.table.is_batch:
+            await _create_batch(api_of(request), source, key)
+            return RedirectResponse("/bulk#batches", 303)
+        mapping = read_mapping(entered, source.found.columns)
+        with tempfile.TemporaryFile(prefix="bulk-") as rows:
             done = await on_thread(
                 source.file,
-                lambda: convert(source.file, source.table, to_request, Path(directory), bounds),
+                lambda: convert(
+                    source.file, source.table, lambda row: to_request(row, mapping), rows
+                ),
             )
-            _check(done, is_skipping="skip" in entered, bounds=bounds)
-            model = entered.get("model", "").strip()
-            sending = Sending(api_of(request), key, source.name, endpoint, model)
-            job_id = await _send_parts(sending, done)
-    except AlreadySentError:
-        return RedirectResponse("/bulk?sent=1", 303)
+            _check(done, is_skipping="skip" in entered)
+            header = header_line(done.columns, entered)
+            file_id = await upload_rows(api_of(request), source.name, header, rows, done.size)
+        job = await _create_job(request, source.name, key, done, file_id, mapping.model or "")
     except RefusedError as error:
         return await _preview(request, source, entered, error, done)
-    return RedirectResponse(f"/bulk/jobs/{segment(job_id)}", 303)
+    return RedirectResponse(f"/bulk/jobs/{segment(job.id)}", 303)
 
 
-async def _send_parts(sending: Sending, done: Conversion) -> str:
+async def _create_batch(api: Api, source: Source, key: str) -> None:
+    """Lines that are requests of OpenAI's dialect already: the file is a batch as it is."""
+    body = {
+        "input_file_id": source.id,
+        "endpoint": source.endpoint,
+        "completion_window": "24h",
+        "metadata": {"bulk_name": source.name[:200]},
+    }
+    await api.send("POST", "/v1/batches", json=body, headers={"Idempotency-Key": f"bulk-{key}"})
+
+
+async def _create_job(
+    request: Request, name: str, key: str, done: Conversion, file_id: str, model: str
+) -> Job:
+    """Create the job and begin to send its rows. A form that is sent twice makes one job."""
+    api = api_of(request)
+    metadata = {"bulk_rows": file_id, "bulk_left_out": str(done.left_out), "bulk_model": model}
+    body = {"name": name[:255], "key": f"bulk-{key}", "total": done.requests, "metadata": metadata}
     try:
-        return await sending.send(done)
-    except RefusedError as error:
-        words = f"Nothing was sent. The file makes {len(done.parts)} batches: {error}"
-        raise RefusedError(error.status, error.code, words) from error
+        job = to_job(request, await api.post("/jobs", json=body))
+    except ApiError:
+        await delete_file(api, file_id)
+        raise
+    if job.rows_file_id != file_id:
+        await delete_file(api, file_id)
+    continue_sending(request, job)
+    return job
 
 
-def _reader(
-    source: Source, entered: Mapping[str, str]
-) -> tuple[Callable[[Any], tuple[str, bytes]], str]:
-    if source.table.is_batch:
-        endpoint = source.endpoint
-        if endpoint not in (CHAT, COMPLETION, RESPONSE):
-            known = f"{CHAT}, {COMPLETION} or {RESPONSE}"
-            raise EntryError("endpoint", f"The first line's url is “{endpoint}”, not {known}.")
-        return lambda row: check_line(row, endpoint), endpoint
-    mapping = read_mapping(entered, source.found.columns)
-    return lambda row: to_line(row, mapping), mapping.endpoint
-
-
-def _check(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> None:
+def _check(done: Conversion, *, is_skipping: bool) -> None:
     """Raises RefusedError for a conversion that is not to be sent."""
     problem = None
     if not done.requests:
@@ -216,12 +213,6 @@ def _check(done: Conversion, *, is_skipping: bool, bounds: Bounds) -> None:
         problem = (
             f"{done.left_out:,} of {done.rows:,} lines cannot be sent. Correct them and upload the "
             "file again, or have them left out (below). Nothing was sent."
-        )
-    elif len(done.parts) > MAX_PARTS:
-        files = -(-len(done.parts) // MAX_PARTS)
-        problem = (
-            f"The file makes {len(done.parts)} batches of up to {bounds.lines:,} lines, and a job "
-            f"has at most {MAX_PARTS}. Split it into {files} files. Nothing was sent."
         )
     if problem:
         raise RefusedError(422, "unsendable", problem)
@@ -260,7 +251,7 @@ async def _preview(
         parameters=PARAMETERS,
         wrong=dict(error.fields if error else ()),
         checked=checked,
-        can_skip=bool(checked.left_out) or "skip" in form,
+        can_skip=not source.table.is_batch and (bool(checked.left_out) or "skip" in form),
         kept_days=_UPLOAD_RETENTION_DAYS,
     )
 
@@ -274,6 +265,7 @@ def _shown(value: Any) -> str:
 
 routes = [
     Route("/bulk", _index),
+    Route("/bulk/lists", lists),
     Route(UPLOADS, upload, methods=["POST"]),
     Route("/bulk/files/{file_id}", preview),
     Route("/bulk/files/{file_id}", send, methods=["POST"]),

@@ -1,44 +1,36 @@
-"""A bulk job: its state, stopping it, and its answers beside the rows of its file."""
+"""A job: its state, its failed rows, stopping and retrying it, and its answers. And files of batches."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from app.ui.api import FILE_TIMEOUT, Api, api_of, segment
-from app.ui.bulk.jobs import Job, Part, to_part
-from app.ui.bulk.results import (
-    Answer,
-    AnsweredRow,
-    LineTooLongError,
-    answers_of,
-    join,
-    read_answer,
-    split_lines,
-    to_csv,
-    to_jsonl,
-    without_rows,
-)
-from app.ui.bulk.sending import delete_all
+from app.ui.api import FILE_TIMEOUT, Api, api_of, identifier, segment
+from app.ui.bulk.background import Background
+from app.ui.bulk.jobs import Job
+from app.ui.bulk.kept_rows import read_columns
+from app.ui.bulk.reading import read_ended, rows_by_end, rows_of_file
+from app.ui.bulk.results import to_csv, to_jsonl
+from app.ui.bulk.sending import Retrying, Sending
 from app.ui.errors import Ignoring, RefusedError
-from app.ui.proxied_response import ProxiedResponse
+from app.ui.proxied_response import ProxiedResponse, open_stream, parts_of
+from app.ui.remedies import explain
 from app.ui.render import page, refreshed
 
 _MAX_SHOWN_FAILURES = 100
 
-_Lines = AsyncGenerator[bytes, None]
-
 
 async def job(request: Request) -> Response:
-    return await page(request, "bulk_job.html", **await _job_context(request))
+    return await _page(request)
+
+
+async def _page(request: Request, error: RefusedError | None = None) -> Response:
+    return await page(request, "bulk_job.html", error, **await _job_context(request))
 
 
 async def progress(request: Request) -> Response:
@@ -46,158 +38,150 @@ async def progress(request: Request) -> Response:
     return refreshed(request, "_bulk_job.html", is_ended=context["job"].is_over, **context)
 
 
+async def _job_context(request: Request) -> dict[str, Any]:
+    found = await _job(request)
+    failures = []
+    if found.is_over and found.counts["failed"]:
+        failures = await read_ended(
+            api_of(request), found.id, state="failed", limit=_MAX_SHOWN_FAILURES
+        )
+    return {
+        "job": found,
+        "errors": [(code, count, explain(code, "")[0]) for code, count in found.errors],
+        "failures": failures,
+        "note": _background(request).note(found.id),
+        "path": f"/bulk/jobs/{segment(found.id)}",
+    }
+
+
+# --- Changes -----------------------------------------------------------------------------------------
+
+
 async def cancel(request: Request) -> Response:
-    api = api_of(request)
-    found = await _job(request)
-    for part in found.parts:
-        if not part.is_over:
-            with Ignoring(409):  # it has ended meanwhile
-                await api.post(f"/v1/batches/{segment(part.id)}/cancel")
-    return RedirectResponse(f"/bulk/jobs/{segment(found.id)}", 303)
+    path = await _path(request)
+    await api_of(request).post(f"{path}/cancel")
+    return RedirectResponse(f"/bulk{path}", 303)
 
 
-async def delete_files(request: Request) -> Response:
-    found = await _job(request)
-    if found.is_over:
-        await delete_all(api_of(request), [one for part in found.parts for one in part.file_ids])
-    return RedirectResponse(f"/bulk/jobs/{segment(found.id)}", 303)
+async def resume(request: Request) -> Response:
+    """Send the rest of the rows of a job of this page."""
+    continue_sending(request, await _job(request))
+    return RedirectResponse(f"/bulk{await _path(request)}", 303)
+
+
+async def retry(request: Request) -> Response:
+    """Send failed rows again: the first batch at once, to report what is refused; the others behind it."""
+    form, path = await request.form(), await _path(request)
+    code = form.get("error_code")
+    api, job_id = api_of(request), identifier(request.path_params["job_id"])
+    retrying = Retrying(api, job_id, code if isinstance(code, str) else None)
+    background = _background(request)
+    try:
+        has_more = await retrying.step()
+    except RefusedError as error:
+        return await _page(request, error)
+    if has_more:
+        background.start(api.owner, job_id, retrying.run)
+    else:
+        background.report(job_id, retrying.summary())
+    return RedirectResponse(f"/bulk{path}", 303)
+
+
+async def delete(request: Request) -> Response:
+    """Delete an ended job and the file of its rows; its results stay in the history."""
+    api, found = api_of(request), await _job(request)
+    try:
+        await api.delete(await _path(request))
+    except RefusedError as error:
+        return await _page(request, error)
+    if found.rows_file_id:
+        await delete_file(api, found.rows_file_id)
+    return RedirectResponse("/bulk", 303)
+
+
+async def delete_file(api: Api, file_id: str) -> None:
+    with Ignoring(404):
+        await api.delete(f"/v1/files/{segment(file_id)}")
+
+
+def continue_sending(request: Request, found: Job) -> None:
+    """Send the rows that the job does not have yet, when this request has been answered."""
+    if found.is_open and found.rows_file_id:
+        api = api_of(request)
+        sending = Sending(api, found.id, found.rows_file_id)
+        _background(request).start(api.owner, found.id, sending.run)
+
+
+# --- Answers -----------------------------------------------------------------------------------------
 
 
 async def results(request: Request) -> Response:
     kind = request.path_params["kind"]
     if kind not in ("csv", "jsonl"):
         raise HTTPException(404)
-    found = await _job(request)
-    rows = _answered(api_of(request), found)
+    api, found = api_of(request), await _job(request)
+    columns, rows = ["key"], rows_by_end(api, found)
+    if found.rows_file_id is not None:
+        with Ignoring(404):  # the file may have been deleted
+            columns = await read_columns(api, found.rows_file_id)
+            rows = rows_of_file(api, found, found.rows_file_id)
     held = AsyncExitStack()
     held.push_async_callback(rows.aclose)
     if kind == "csv":
-        columns = await _columns(api_of(request), found)
         content, media_type = to_csv(rows, columns), "text/csv; charset=utf-8"
     else:
         content, media_type = to_jsonl(rows), "application/jsonl"
-    filename = quote(f"{PurePath(found.last.name).stem}-results.{kind}")
-    headers = {"Content-Disposition": f"attachment; filename*=utf-8''{filename}"}
-    return ProxiedResponse(content, held, headers, media_type)
+    return ProxiedResponse(
+        content, held, _as_file(f"{PurePath(found.name).stem}-results.{kind}"), media_type
+    )
+
+
+async def batch_file(request: Request) -> Response:
+    """A file of a batch of the API, as it is."""
+    path = f"/v1/files/{segment(request.path_params['file_id'])}"
+    api = api_of(request)
+    stored = await api.get(path)
+    response, held = await open_stream(api.stream("GET", f"{path}/content", timeout=FILE_TIMEOUT))
+    headers = _as_file(stored["filename"])
+    return ProxiedResponse(parts_of(response), held, headers, "application/jsonl")
+
+
+async def cancel_batch(request: Request) -> Response:
+    with Ignoring(409):  # it has ended meanwhile
+        batch = segment(request.path_params["batch_id"])
+        await api_of(request).post(f"/v1/batches/{batch}/cancel")
+    return RedirectResponse("/bulk#batches", 303)
+
+
+def to_job(request: Request, read: dict[str, Any]) -> Job:
+    return Job(read, is_sending=_background(request).is_busy(read["id"]))
 
 
 async def _job(request: Request) -> Job:
-    api = api_of(request)
-    last = await read_part(api, request.path_params["job_id"])
-    earlier = await read_parts(api, last.earlier_ids)
-    return Job([*earlier, last], is_whole=last.is_last and len(earlier) == len(last.earlier_ids))
+    return to_job(request, await api_of(request).get(await _path(request)))
 
 
-async def read_part(api: Api, batch_id: str) -> Part:
-    return to_part(await api.get(f"/v1/batches/{segment(batch_id)}"))
+async def _path(request: Request) -> str:
+    return f"/jobs/{identifier(request.path_params['job_id'])}"
 
 
-async def read_parts(api: Api, ids: Sequence[str]) -> list[Part]:
-    """Batches, without missing ones: metadata may name any id. Raises ApiError."""
-
-    async def read(batch_id: str) -> list[Part]:
-        with Ignoring(404):
-            return [await read_part(api, batch_id)]
-        return []
-
-    found = await asyncio.gather(*(read(one) for one in ids))
-    return [part for parts in found for part in parts]
+def _background(request: Request) -> Background:
+    background: Background = request.app.state.bulk_background
+    return background
 
 
-async def _job_context(request: Request) -> dict[str, Any]:
-    api = api_of(request)
-    found = await _job(request)
-    failures = await _failures(api, found) if found.is_over and found.failed else []
-    return {
-        "job": found,
-        "failures": failures,
-        "has_files": await _has_files(api, found),
-        "path": f"/bulk/jobs/{segment(found.id)}",
-    }
-
-
-async def _has_files(api: Api, found: Job) -> bool:
-    ended = [part for part in found.parts if part.is_over]
-    for file_id in ended[0].file_ids if ended else ():
-        with Ignoring(404):
-            await api.get(f"/v1/files/{segment(file_id)}")
-            return True
-    return False
-
-
-async def _failures(api: Api, found: Job) -> list[Answer]:
-    failures: list[Answer] = []
-    for part in found.parts:
-        if (file_id := part.batch["error_file_id"]) is None:
-            continue
-        with Ignoring(404):
-            async with aclosing(_file_lines(api, file_id)) as lines:
-                async for line in lines:
-                    failures.append(read_answer(line)[1])
-                    if len(failures) == _MAX_SHOWN_FAILURES:
-                        return failures
-    return failures
-
-
-async def _columns(api: Api, found: Job) -> Sequence[str]:
-    """The names of the file's columns; of another program's batch, only its ids."""
-    if (file_id := found.parts[0].rows_file_id) is not None:
-        async with aclosing(_file_lines(api, file_id)) as lines:
-            with Ignoring(404):
-                async for line in lines:
-                    return list(orjson.loads(line)["columns"])
-    return ["custom_id"]
-
-
-async def _answered(api: Api, found: Job) -> AsyncGenerator[AnsweredRow, None]:
-    for part in found.parts:
-        names = (part.batch["output_file_id"], part.batch["error_file_id"], part.rows_file_id)
-        files = [_file_lines(api, one) if one is not None else None for one in names]
-        async with AsyncExitStack() as held:  # the files of a part, until its end or the reader's
-            for file in files:
-                if file is not None:
-                    held.push_async_callback(file.aclose)
-            output, errors, rows = files
-            answers = answers_of(part.lines, output, errors, _default_answer(part))
-            has_rows = rows is not None and await _skip_header(rows)
-            joined = join(rows, answers) if rows and has_rows else without_rows(answers)
-            async for row in joined:
-                yield row
-
-
-async def _skip_header(rows: _Lines) -> bool:
-    """Skip the names of the columns; False if the file was deleted."""
-    with Ignoring(404):  # it may have expired
-        await anext(rows)
-        return True
-    return False
-
-
-def _default_answer(part: Part) -> Answer:
-    if not part.is_over:
-        return Answer()
-    errors = (part.batch["errors"] or {"data": ()})["data"]
-    message = errors[0]["message"] if errors else f"The batch is {part.state}."
-    return Answer(status="failed", error_code=f"batch_{part.state}", error_message=message)
-
-
-async def _file_lines(api: Api, file_id: str) -> _Lines:
-    async with api.stream(
-        "GET", f"/v1/files/{segment(file_id)}/content", timeout=FILE_TIMEOUT
-    ) as response:
-        try:
-            async for line in split_lines(response.aiter_bytes()):
-                yield line
-        except LineTooLongError as error:
-            raise RefusedError(
-                422, "too_large", f"The file {file_id} cannot be shown: {error}."
-            ) from error
+def _as_file(name: str) -> dict[str, str]:
+    return {"Content-Disposition": f"attachment; filename*=utf-8''{quote(name, safe='')}"}
 
 
 routes = [
     Route("/bulk/jobs/{job_id}", job),
     Route("/bulk/jobs/{job_id}/progress", progress),
     Route("/bulk/jobs/{job_id}/cancel", cancel, methods=["POST"]),
-    Route("/bulk/jobs/{job_id}/delete-files", delete_files, methods=["POST"]),
+    Route("/bulk/jobs/{job_id}/continue", resume, methods=["POST"]),
+    Route("/bulk/jobs/{job_id}/retry", retry, methods=["POST"]),
+    Route("/bulk/jobs/{job_id}/delete", delete, methods=["POST"]),
     Route("/bulk/jobs/{job_id}/results.{kind}", results),
+    Route("/bulk/batches/{batch_id}/cancel", cancel_batch, methods=["POST"]),
+    Route("/bulk/batches/files/{file_id}", batch_file),
 ]

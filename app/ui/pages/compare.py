@@ -17,6 +17,7 @@ from app.ui.parameters import (
     Parameter,
     as_entered,
     flat,
+    model_of,
     parse_parameters,
     read_parameters,
     to_form,
@@ -166,7 +167,7 @@ def _form_of(
         "prompt": messages[-1]["content"] if messages else context["content"] or "",
     }
     for place, result, values in zip(PLACES, results, entered, strict=False):
-        form[f"{place}.model"] = result["model_name"]
+        form[f"{place}.model"] = model_of(result)
         shown = {k: v for k, v in values.items() if k in _SHOWN}
         others = {k: v for k, v in values.items() if k not in _SHOWN}
         form |= to_form(shown, f"{place}.p.")

@@ -17,9 +17,11 @@ from app.ui.parameters import (
     Parameter,
     as_entered,
     flat,
+    model_of,
     parse_parameters,
     read_parameters,
     to_form,
+    without_adapter,
 )
 from app.ui.render import page
 from app.ui.results import to_view, view_of
@@ -51,8 +53,8 @@ async def show_result(request: Request) -> Response:
     url = request.app.state.settings.shown_api_url
     needs_token = (await api.me()).is_authenticated
     source = "messages" if context["messages"] else "content"
-    body = {"model": result["model_name"], source: context[source]}
-    body["parameters"] = result["parameters"]
+    body = {"model": model_of(result), source: context[source]}
+    body["parameters"] = without_adapter(result["parameters"])
     return await _page(
         request,
         _form_of(result, context, await _entered(api, result), is_next=True),
@@ -187,7 +189,7 @@ def _form_of(
 
     `is_next`: for the next message of its chat.
     """
-    form = {"model": result["model_name"], **to_form(entered)}
+    form = {"model": model_of(result), **to_form(entered)}
     if not context["messages"]:
         return {**form, "mode": "text", "prompt": context["content"] or ""}
     system, messages = _parts(context)

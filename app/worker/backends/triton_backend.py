@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -9,7 +10,9 @@ from typing import Any
 
 from app.core import metrics, tracing
 from app.core.errors import Failure, FailureCode
+from app.inference.images import IMAGES
 from app.inference.model_registry import ModelRegistry
+from app.inference.pooling import task_of
 from app.inference.server_pool import Server, ServerPool
 from app.inference.triton_client import CannotContinueError
 from app.inference.triton_errors import (
@@ -28,6 +31,7 @@ from app.queue.claim import Claim
 from app.queue.finish import AttemptEnd, AttemptOutcome
 from app.worker.attempt import Attempt, OnText, Target
 from app.worker.backends.engine_health import EngineHealth, target_of
+from app.worker.backends.stored_images import LoadImages, refuse_images
 
 _UNTRACED = contextlib.nullcontext()
 _RESUME_REFUSED = "resume_token_ids"  # how a model's refusal to continue begins
@@ -42,6 +46,7 @@ class Generation(Attempt):
         super().__init__(claim, on_text)
         self._backend = backend
         self.server: Server | None = None  # until it begins
+        self._parameters = claim.parameters  # with its images, once they are read
 
     async def _work(self) -> tuple[AttemptOutcome, Failure | None]:
         resume = self.claim.resume
@@ -60,10 +65,16 @@ class Generation(Attempt):
             return self._to_outcome(error)
         if self.finish_reason is None:
             return AttemptOutcome.LOST, _triton_lost("the stream ended without a finish reason")
+        if self.vector is None and task_of(self.claim.parameters) is not None:
+            return self._to_outcome(ModelFailedError("The model returned no vector."))
         return AttemptOutcome.COMPLETED, None
 
     async def _generate(self) -> None:
         claim, tried = self.claim, set[str]()
+        if IMAGES in claim.parameters:
+            count = claim.parameters[IMAGES]["count"]
+            images = await self._backend.load_images(claim.id, count)
+            self._parameters = claim.parameters | {IMAGES: images}
         refusal: GenerationError = NotTakenError(f"no server has model {claim.model_name} ready")
         cannot_continue: CannotContinueError | None = None
         server = await self._backend.choose_settled(claim.model_name)
@@ -95,7 +106,7 @@ class Generation(Attempt):
         run = partial(server.client.run, claim.model_name, live=self.live)
         if resume is None:
             return await run(
-                *(claim.prompt, claim.parameters, self._on_delta, traceparent),
+                *(claim.prompt, self._parameters, self._on_delta, traceparent),
                 wants_ids=claim.resumable,
             )
         try:
@@ -146,6 +157,10 @@ class Generation(Attempt):
         # A prompt that was continued by text has the earlier text in it.
         if delta.prompt_tokens and (self.claim.resume is None or self.prompt_tokens is None):
             self.prompt_tokens = delta.prompt_tokens
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.vector is not None:
+            self.vector = _checked(delta.vector)
         self._count_tokens(delta)
         if delta.finish_reason is not None and delta.finish_reason not in _GIVEN_UP:
             self.finish_reason = delta.finish_reason
@@ -206,8 +221,10 @@ class TritonBackend:
         silence_seconds: float,
         *,
         continues_by_text: bool = False,
+        load_images: LoadImages = refuse_images,
     ) -> None:
         """`silence_seconds`: an engine that answers nothing for so long is dead."""
+        self.load_images = load_images
         self.continues_by_text = continues_by_text
         self.health = EngineHealth(registry, pool, silence_seconds)
         self._registry = registry
@@ -274,6 +291,13 @@ class TritonBackend:
                 attempt.asked_at, asked.get(attempt.target, attempt.asked_at)
             )
         return [target for target, at in asked.items() if self.health.is_silent(target, at)]
+
+
+def _checked(vector: bytes) -> bytes:
+    """A vector of numbers. Raises ModelFailedError: JSON has neither infinity nor NaN."""
+    if not vector or not math.isfinite(sum(memoryview(vector).cast("f"))):
+        raise ModelFailedError("The model computed no numbers for this text.")
+    return vector
 
 
 def rest_of(parameters: Mapping[str, Any], done: int) -> dict[str, Any]:

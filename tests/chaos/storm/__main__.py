@@ -15,12 +15,13 @@ from tests.chaos.storm import report, storm
 from tests.chaos.storm.outcome import Options, Outcome
 
 _EPILOG = """\
-It raises PostgreSQL (durable), two tritonservers with the scripted model, one whose model fails as
-NVIDIA's vLLM backend does, and one with vLLM, two APIs (one of them a worker too), two workers,
-and a TCP proxy on each way between them. Then a crowd of clients sends requests of all dialects
-while processes are killed, stopped and frozen and networks are cut, refused, slowed and left half
-open. At the end each response that a client received is checked against the database: lost,
-doubled, stuck, wrong bytes, and the rest of docs/chaos.md. The status is 1 if anything is found.
+It raises PostgreSQL (durable, with a standby), two tritonservers with the scripted model, one whose
+model fails as NVIDIA's vLLM backend does, and one with vLLM, two APIs (one of them a worker too),
+two workers, and a TCP proxy on each way between them. Then a crowd of clients sends requests of all
+dialects while processes are killed, stopped and frozen, the standby takes the primary's place, and
+networks are cut, refused, slowed and left half open. At the end each response that a client received
+is checked against the database: lost, doubled, stuck, wrong bytes, and the rest of docs/chaos.md. The
+status is 1 if anything is found.
 
   make chaos                          ten minutes
   make chaos MINUTES=1 SEED=4711      a minute of a seed's failures and requests, again

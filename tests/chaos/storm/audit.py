@@ -9,7 +9,7 @@ from app.core.database import Database
 from app.results.retention.cleanup import cleaning_steps
 from tests.chaos.history import FORBIDDEN
 from tests.chaos.stack import Stack
-from tests.chaos.storm import invariants
+from tests.chaos.storm import invariants, job_invariants
 from tests.chaos.storm.client import Scene
 from tests.chaos.storm.invariants import Account, Ledger
 from tests.chaos.storm.outcome import Outcome
@@ -33,7 +33,10 @@ async def draw_up(outcome: Outcome, stack: Stack, receiver: Receiver) -> None:
         for found in await stack.fetch(query):
             account.accuse(f"never {what}", dict(found))
     await _check_totals(account, stack)
+    await _check_usage(account, stack)
     await _check_teams(account, stack, scene, ledger)
+    job_invariants.check_jobs(account, scene.log.orders, await job_invariants.read(stack), receiver)
+    await job_invariants.check_budget(account, stack, scene.log.orders)
     for name in stack.parts:
         log = stack.log(name)
         account.require(
@@ -88,6 +91,29 @@ async def _check_totals(account: Account, stack: Stack) -> None:
     account.look(invariants.COUNTED, sum(row["results"] for row in counted))
     if counted != totals:
         account.accuse(invariants.COUNTED, f"{counted}, counted as {totals}")
+
+
+async def _check_usage(account: Account, stack: Stack) -> None:
+    """The ledger's sums against the rows of results, which it outlives."""
+    groups = "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"
+    rows = await stack.fetch(
+        f"""SELECT team_id, (finished_at AT TIME ZONE 'UTC')::date AS day,
+              coalesce(token_id, '') AS token_id, model_name,
+              coalesce(error_code, 'completed') AS ended_as, count(*)::int AS results,
+              coalesce(sum(prompt_tokens), 0)::int AS prompt_tokens,
+              coalesce(sum(completion_tokens), 0)::int AS completion_tokens
+            FROM results WHERE state <> 'pending' {groups}"""
+    )
+    columns = "team_id, day, token_id, model_name, ended_as"
+    sums = "results, prompt_tokens, completion_tokens"
+    used = await stack.fetch(
+        f"""SELECT {columns}, sum(results)::int AS results, sum(prompt_tokens)::int AS prompt_tokens,
+              sum(completion_tokens)::int AS completion_tokens
+            FROM (SELECT {columns}, {sums} FROM usage_days
+                  UNION ALL SELECT {columns}, {sums} FROM usage_entries) u {groups}"""
+    )
+    account.look(invariants.USED, sum(row["results"] for row in rows))
+    account.require(invariants.USED, holds=rows == used, otherwise=f"{rows}, used {used}")
 
 
 async def _check_teams(account: Account, stack: Stack, scene: Scene, ledger: Ledger) -> None:

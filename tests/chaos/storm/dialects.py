@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from tests.chaos.storm import jobs
 from tests.chaos.storm.client import AGAIN, FIRST_REST, LONGEST_REST, WAIT, Client, GivenUpError
 from tests.chaos.storm.raw_http import Reply, ask
 from tests.chaos.stream_client import StreamReader, any_of
@@ -323,4 +324,6 @@ DIALECTS: dict[str, Callable[[Client], Awaitable[None]]] = {
     "TGI generate": generate,
     "TGI generate_stream": generate_stream,
     "Tenstorrent": tenstorrent,
+    "job": jobs.job,
+    "past its budget": jobs.past_its_budget,
 }

@@ -40,6 +40,11 @@ class FaultProxy:
             server.close()
             await self.cut()
 
+    async def lead_to(self, host: str, port: int) -> None:
+        """Forward to another server from now on; open connections are reset."""
+        self._target = (host, port)
+        await self.cut()
+
     async def cut(self) -> None:
         """Reset every connection there is."""
         for task in self._connections:

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from asyncpg import PostgresError
+
 from tests.chaos.storm.fault_proxy import FaultProxy
 
 # Faults of a process of each kind and of a network, with their duration in seconds.
@@ -16,7 +18,7 @@ _FAULTS = {
     "Triton": ("kill -9", "kill the model's process", "freeze"),
     "vLLM": ("kill -9", "kill the engine"),
     "NVIDIA": ("kill -9", "kill the engine", "freeze"),
-    "PostgreSQL": ("kill -9", "restart", "freeze"),
+    "PostgreSQL": ("kill -9", "restart", "freeze", "fail over"),
     "network": ("cut", "refuse", "delay", "half open"),
 }
 _LASTING = ("freeze", "refuse", "delay", "half open")
@@ -45,6 +47,12 @@ class Victim(Protocol):
     """A process, or a server with all its processes, that can be hurt."""
 
     def send_signal(self, number: signal.Signals) -> None: ...
+
+
+class Pair(Victim, Protocol):
+    """A server with a standby."""
+
+    async def fail_over(self) -> None: ...
 
 
 class Engine(Victim, Protocol):
@@ -88,7 +96,7 @@ class Saboteur:
     tritons: dict[str, Engine]
     vllm: dict[str, Engine]
     nvidia: dict[str, Engine]
-    postgres: Victim
+    postgres: Pair
     proxies: Mapping[str, FaultProxy]
     done: list[Fault] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)  # what could not be done, and why
@@ -118,9 +126,11 @@ class Saboteur:
                 await _hurt_engine(engine, fault)
             elif fault.part in self.services:
                 await _hurt(self.services[fault.part](), fault)
+            elif fault.what == "fail over":
+                await self.postgres.fail_over()
             else:
                 await _hurt(self.postgres, fault)
-        except (AssertionError, ProcessLookupError, OSError) as error:  # it is down already
+        except (AssertionError, OSError, PostgresError) as error:  # it is down already
             self.failed.append(f"{fault}: {type(error).__name__} {error}")
         else:
             self.done.append(fault)

@@ -29,6 +29,7 @@ _ENDS = {
     "deadline": {"deadline_exceeded"},
     "fail": {"model_error"},
     "refuse": {"invalid_request"},
+    "delete": {"completed"},
 }
 # A client that disconnects cancels; a lost API cancels its results. Only without a key.
 _ENDS_OF_THE_LEFT = {"cancelled", "worker_lost"}
@@ -82,6 +83,7 @@ CLIENTS = "no client received a forbidden response, or waited without bound"
 WEBHOOKS = "every webhook that was asked for was called, after its result's end, with its state"
 TEAMS = "each team has its own results, and none of the other's"
 COUNTED = "every end is in the minutes' totals once"
+USED = "the ledger of usage has every end once, with its tokens, team and key"
 
 
 Row = Mapping[str, Any]
@@ -151,6 +153,7 @@ def _check_count(account: Account, order: Order, names: Sequence[str], ledger: L
     for name, prompt in zip(names, order.prompts, strict=True):
         rows = ledger.by_name[name]
         allowed = {order.choices} if order.ids else {0, order.choices}
+        allowed |= {2} if order.is_retried else set()
         what = LOST if len(rows) < min(allowed) else DOUBLED
         account.require(
             what, holds=len(rows) in allowed, otherwise=f"{_of(order)}: {len(rows)} rows of {name}"

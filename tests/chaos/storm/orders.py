@@ -8,6 +8,7 @@ from typing import Any
 SCRIPTED = "scripted"
 VLLM = "demo"
 TEAMS = ("red", "blue")
+SPENT = "spent"  # a team whose budget is used up before the storm
 
 # How often each dialect is drawn, of all.
 _SHARES = {
@@ -25,12 +26,21 @@ _SHARES = {
     "TGI generate_stream": 5,
     "Tenstorrent": 4,
     "OpenAI batch": 0.3,
+    "job": 2,
+    "past its budget": 2,
 }
 # Shares of the native requests with a key.
 _INTENTS = {"plain": 70, "cancel": 15, "deadline": 5, "fail": 5, "refuse": 5}
 _WITH_INTENTS = ("native", "context, then send")
-_KEYLESS = ("native, no key", "OpenAI chat, streamed", "TGI generate_stream", "Tenstorrent")
-_COUNTS = {"OpenAI completions, n=2": 2, "native, a list": 12, "OpenAI batch": 150}
+_JOB_INTENTS = {"plain": 55, "cancel": 30, "fail": 15}
+_KEYLESS = (
+    "native, no key",
+    "past its budget",
+    "OpenAI chat, streamed",
+    "TGI generate_stream",
+    "Tenstorrent",
+)
+_COUNTS = {"OpenAI completions, n=2": 2, "native, a list": 12, "OpenAI batch": 150, "job": 15}
 _WEBHOOK_SHARE = 0.15
 _VLLM_SHARE = 0.08
 DEADLINE_SECONDS = 2.0
@@ -61,6 +71,10 @@ class Order:
     faults: list[str] = field(default_factory=list)  # responses that a client must never receive
     is_broken: bool = False  # its connection ended before its answer did
     refusal: str = ""  # the error it received in place of an answer
+    job_id: str = ""
+    ends: int = 0  # of its job, that were seen
+    is_retried: bool = False  # failed rows of its job may have been sent again
+    is_deleted: bool = False  # its job
 
     @property
     def count(self) -> int:
@@ -85,12 +99,14 @@ def draw(seed: str, number: int, *, with_vllm: bool) -> Order:
         model = VLLM
     elif dialect in _WITH_INTENTS:
         (intent,) = chance.choices(list(_INTENTS), list(_INTENTS.values()))
+    elif dialect == "job":
+        (intent,) = chance.choices(list(_JOB_INTENTS), list(_JOB_INTENTS.values()))
     count = _COUNTS.get(dialect, 1)
     choices = count if dialect == "OpenAI completions, n=2" else 1
     return Order(
         number,
         dialect,
-        chance.choice(TEAMS),
+        SPENT if dialect == "past its budget" else chance.choice(TEAMS),
         intent,
         model,
         [_prompt(chance, f"{number}.{item}", intent) for item in range(count // choices)],

@@ -7,12 +7,10 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
-import asyncpg
-
 from app.cli.up import service
-from app.cli.up.postgres import DATABASE, HOST, USER
+from app.cli.up.postgres import DATABASE, HOST, EmbeddedPostgres
+from tests.chaos.replication import address
 from tests.chaos.stack import (
-    MortalPostgres,
     MortalTriton,
     Part,
     Stack,
@@ -26,12 +24,13 @@ from tests.chaos.storm.clients import send
 from tests.chaos.storm.fault_proxy import FaultProxy
 from tests.chaos.storm.faults import Fault, Saboteur, plan
 from tests.chaos.storm.invariants import Account
-from tests.chaos.storm.orders import TEAMS, VLLM
+from tests.chaos.storm.jobs import use_up
+from tests.chaos.storm.orders import SPENT, TEAMS, VLLM
 from tests.chaos.storm.outcome import Options, Outcome
+from tests.chaos.storm.replicated import ReplicatedPostgres
 from tests.conftest import ROOT, SCRIPTED, TRITON_SECRET, TRITON_VENV
 from tests.integration.webhook_receiver import receiving
 from tests.nvidia_like import nvidia_like
-from tests.postgres import PostgresServer
 
 VLLM_MODELS = {VLLM: ROOT / "models" / "demo"}
 SETTINGS = {
@@ -47,6 +46,7 @@ _LAST_SECONDS = 60.0  # for clients that were stopped
 _TRITONS = 2
 _VLLM = "Triton with vLLM"
 _NVIDIA = "Triton like NVIDIA"
+_TO_POSTGRES = " - PostgreSQL"
 
 
 async def run(directory: Path, options: Options, log: Callable[[str], None]) -> Outcome:
@@ -55,10 +55,12 @@ async def run(directory: Path, options: Options, log: Callable[[str], None]) -> 
         _servers(directory, options) as (postgres, tritons),
         receiving() as receiver,
         _house(directory, postgres, tritons) as (stack, proxies, keepers),
+        postgres.replicated(lambda primary: _move(stack, proxies, primary)),
     ):
         tokens = await _make_tokens(stack)
         ports = [proxy.port for name, proxy in proxies.items() if name.startswith("client")]
         scene = Scene(options.seed, ports, tokens, receiver.url, options.with_vllm)
+        await use_up(stack, scene)
         saboteur = _saboteur(stack, postgres, tritons, proxies)
         faults = plan(options.seed, options.seconds, saboteur.parts, options.pause)
         log(f"{len(faults)} failures in {options.seconds:.0f} s; seed {options.seed}")
@@ -71,15 +73,23 @@ async def run(directory: Path, options: Options, log: Callable[[str], None]) -> 
     return outcome
 
 
+async def _move(stack: Stack, proxies: Mapping[str, FaultProxy], primary: EmbeddedPostgres) -> None:
+    """Direct everyone to a new primary, as an address that moves does."""
+    stack.postgres = address(primary)
+    for name, proxy in proxies.items():
+        if name.endswith(_TO_POSTGRES):
+            await proxy.lead_to(HOST, primary.port)
+
+
 @contextlib.asynccontextmanager
 async def _servers(
     directory: Path, options: Options
-) -> AsyncIterator[tuple[MortalPostgres, dict[str, MortalTriton]]]:
+) -> AsyncIterator[tuple[ReplicatedPostgres, dict[str, MortalTriton]]]:
     """A durable PostgreSQL and three tritonservers, or four; each with the models of its name.
 
     The third one fails as NVIDIA's vLLM backend does.
     """
-    postgres = MortalPostgres(directory / "postgres", directory / "postgres.log")
+    postgres = ReplicatedPostgres(directory)
     names = {f"Triton {number}": SCRIPTED for number in range(1, _TRITONS + 1)}
     names |= {_NVIDIA: nvidia_like(directory / "nvidia_models", "scripted")}
     names |= {_VLLM: VLLM_MODELS} if options.with_vllm else {}
@@ -89,7 +99,7 @@ async def _servers(
         tritons[name] = MortalTriton(TRITON_VENV, work, models, work.with_suffix(".log"))
         tritons[name].secret = TRITON_SECRET
     async with contextlib.AsyncExitStack() as stack:
-        servers: list[MortalPostgres | MortalTriton] = [postgres, *tritons.values()]
+        servers: list[ReplicatedPostgres | MortalTriton] = [postgres, *tritons.values()]
         for server in servers:
             stack.push_async_callback(server.stop)
             await server.start()
@@ -98,13 +108,14 @@ async def _servers(
 
 @contextlib.asynccontextmanager
 async def _house(
-    directory: Path, postgres: MortalPostgres, tritons: Mapping[str, MortalTriton]
+    directory: Path, postgres: ReplicatedPostgres, tritons: Mapping[str, MortalTriton]
 ) -> AsyncIterator[tuple[Stack, dict[str, FaultProxy], contextlib.AsyncExitStack]]:
     """Two APIs, one of them a worker too, and two workers, behind networks that can fail."""
     names = ("api", "api 2", "alice", "bob")
+    server = address(postgres.primary)
     async with contextlib.AsyncExitStack() as open_ones:
         proxies = {
-            f"{name} - PostgreSQL": FaultProxy(name, HOST, postgres.port, resets_when_healed=False)
+            f"{name}{_TO_POSTGRES}": FaultProxy(name, HOST, server.port, resets_when_healed=False)
             for name in names
         }
         for name, triton in tritons.items():
@@ -117,7 +128,7 @@ async def _house(
             await open_ones.enter_async_context(proxy.run())
 
         def behind(name: str) -> dict[str, str]:
-            return {"LLM_DATABASE_URL": f"{HOST}:{proxies[f'{name} - PostgreSQL'].port}"}
+            return {"LLM_DATABASE_URL": f"{HOST}:{proxies[f'{name}{_TO_POSTGRES}'].port}"}
 
         services = [proxy for name, proxy in proxies.items() if name.startswith("service")]
         tritons_for_all = ",".join(f"{HOST}:{proxy.port}" for proxy in services)
@@ -126,11 +137,10 @@ async def _house(
             "LLM_MODEL_REPOSITORY": str(_make_repository(directory)),
         }
         first = next(iter(tritons.values()))
-        environment = os.environ | postgres.environment | first.environment
-        await _make_database(environment, postgres, directory)
-        address = PostgresServer(HOST, postgres.port, USER, postgres.password, DATABASE)
+        environment = os.environ | postgres.primary.environment | first.environment
+        await service.migrate(environment, directory / "migrate.log")
         stack = await open_ones.enter_async_context(
-            open_stack(directory, address, DATABASE, first, **changes | behind("api"))
+            open_stack(directory, server, DATABASE, first, **changes | behind("api"))
         )
         await stack.start_api("api 2", "serve --with-worker", **behind("api 2"))
         for name in ("alice", "bob"):
@@ -155,25 +165,10 @@ def _make_repository(directory: Path) -> Path:
     return repository
 
 
-async def _make_database(
-    environment: dict[str, str], postgres: MortalPostgres, directory: Path
-) -> None:
-    connection = await asyncpg.connect(
-        host=HOST, port=postgres.port, user=USER, password=postgres.password, database="postgres"
-    )
-    try:
-        await connection.execute(f"CREATE DATABASE {DATABASE}")
-    except asyncpg.DuplicateDatabaseError:
-        pass  # the embedded server makes it
-    finally:
-        await connection.close()
-    await service.migrate(environment, directory / "migrate.log")
-
-
 async def _make_tokens(stack: Stack) -> dict[str, str]:
     """An API key for each team, as operators make them."""
     tokens = {}
-    for team in TEAMS:
+    for team in (*TEAMS, SPENT):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "app", "token", "create", "--team", team,
             env=stack.environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
@@ -186,7 +181,7 @@ async def _make_tokens(stack: Stack) -> dict[str, str]:
 
 def _saboteur(
     stack: Stack,
-    postgres: MortalPostgres,
+    postgres: ReplicatedPostgres,
     tritons: Mapping[str, MortalTriton],
     proxies: dict[str, FaultProxy],
 ) -> Saboteur:
@@ -242,6 +237,8 @@ async def _calm(stack: Stack) -> None:
     for condition in (
         "SELECT FROM results WHERE state = 'pending' LIMIT 1",
         "SELECT FROM undigested_results LIMIT 1",
+        "SELECT FROM job_events LIMIT 1",
+        "SELECT FROM jobs WHERE ended_at IS NULL OR deleted_at IS NOT NULL LIMIT 1",
         "SELECT FROM webhook_deliveries WHERE state = 'pending' LIMIT 1",
     ):
 

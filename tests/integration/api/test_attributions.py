@@ -123,9 +123,11 @@ async def test_a_text_is_attributed(service: Service, worker: ServicePart) -> No
     assert result["parameters"] == {"maximumSpanDensity": 1.0}
     assert result["usage"]["prompt_tokens"] == len(TEXT)
     listed = (await service.client.get("/results/", params={"model_name": QUEUE})).json()
-    assert [(one["id"], one["result"]) for one in listed] == [(result["id"], None)]
+    (row,) = listed
+    assert (row["id"], row["result"], row["truncated"]) == (result["id"], None, True)
     full = await service.client.get("/results/", params={"model_name": QUEUE, "full": True})
     assert full.json()[0]["result"] == answer.json()
+    assert "truncated" not in full.json()[0]
 
 
 async def test_the_same_text_again_has_the_same_answer(

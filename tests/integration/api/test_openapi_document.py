@@ -43,14 +43,20 @@ async def rows_of_another_team(service: Service) -> list[str]:
     metadata = {"metadata": {"key": text}}
     bodies = (
         ("/contexts/", {"content": text} | metadata),
+        ("/jobs", {"name": text, "key": text} | metadata),
         ("/results/", {"model": "scripted", "content": text} | metadata),
         ("/v1/chat/completions", {"model": "scripted", "messages": messages, "max_tokens": 2}),
         (path, {"model": "scripted", "input": text, "max_output_tokens": 2} | metadata),
+        ("/v1/messages", {"model": "scripted", "messages": messages, "max_tokens": 2}),
     )
     ids = []
     for route, body in bodies:
         stored = await service.client.post(route, json=body, headers=headers)
         ids.append(stored.raise_for_status().json()["id"])
+    params = {"model": "scripted", "messages": messages, "max_tokens": 2}
+    batch = {"requests": [{"custom_id": text, "params": params}]}
+    stored = await service.client.post("/v1/messages/batches", json=batch, headers=headers)
+    ids.append(stored.raise_for_status().json()["id"])
     parts = {"file": (f"{text}.jsonl", json.dumps({"custom_id": text}).encode())}
     form = {"purpose": "batch"}
     file = await service.client.post("/v1/files", data=form, files=parts, headers=headers)

@@ -254,7 +254,8 @@ async def test_a_new_attempt_ends_the_stream(client: AsyncOpenAI) -> None:
 async def test_a_synchronous_stream_that_breaks_off_leaves_nothing_running(
     served: Service, client: AsyncOpenAI
 ) -> None:
-    stream = await ask(client, "{{chunks=300 delay_ms=30 lost_at=10}}", stream=True)
+    # Each attempt is lost after two seconds: the cancellation comes before the last one.
+    stream = await ask(client, "{{chunks=300 delay_ms=400 lost_at=5}}", stream=True)
     events = [one async for one in stream]
     assert events[-1].code == "attempt_restarted"
     result_id = events[0].response.id.removeprefix("resp_")

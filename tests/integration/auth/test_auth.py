@@ -71,6 +71,17 @@ async def test_open_paths_need_no_token(closed: Service) -> None:
     assert (await closed.client.get("/openapi.json")).status_code == 200
 
 
+async def test_an_api_key_in_the_header_of_anthropics_clients(closed: Service) -> None:
+    key = await closed.services.tokens.create("red")
+    for token, expected in ((key.text, 200), (sign(CLAIMS), 200), (new_key().text, 401), ("", 401)):
+        answer = await closed.client.get("/results/", headers={"x-api-key": token})
+        assert answer.status_code == expected
+    both = {"x-api-key": key.text} | bearer(new_key().text)
+    assert (await closed.client.get("/results/", headers=both)).status_code == 401
+    twice = [("x-api-key", key.text), ("x-api-key", new_key().text)]
+    assert (await closed.client.get("/results/", headers=twice)).status_code == 401
+
+
 async def test_everything_else_does(closed: Service) -> None:
     document = (await closed.client.get("/openapi.json")).json()
     asked = 0
@@ -566,6 +577,7 @@ async def test_a_time_that_is_none_is_refused_in_each_dialects_way(
     for method, path in (
         ("GET", "/results/"),
         ("GET", "/v1/models"),
+        ("POST", "/v1/messages"),
         ("POST", "/generate"),
         ("POST", "/inference/scripted"),
     ):
@@ -614,7 +626,8 @@ async def test_dialects_report_too_many_tokens(guarded: Settings) -> None:
     async with run_service(few, with_worker=False) as service:
         assert await status(service, new_key().text) == 401
 
-        for path in ("/v1/chat/completions", "/generate", "/inference", "/results/"):
+        paths = ("/v1/chat/completions", "/v1/messages", "/generate", "/inference", "/results/")
+        for path in paths:
 
             async def shown(path: str = path) -> httpx.Response | None:
                 answer = await service.client.post(path, json={}, headers=bearer(new_key().text))

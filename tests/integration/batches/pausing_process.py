@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
+from app.api.batch_dialects import batch_services
 from app.api.container import Services
-from app.api.openai.batches_router import batch_services
 from app.batches.feed import BatchFeed
 from app.core.database import Connection, Database
 from app.core.settings import Settings

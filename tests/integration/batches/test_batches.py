@@ -14,7 +14,7 @@ import pytest
 from openai.types import Batch
 from pydantic import SecretStr
 
-from app.api.openai.batches_router import batch_services
+from app.api.batch_dialects import batch_services
 from app.batches.dispatcher import Dispatcher
 from app.batches.feed import BatchFeed
 from app.batches.processor import BatchProcessor

@@ -13,6 +13,7 @@ from app.cli.doctor import database as database_checks, local
 from app.cli.doctor.command import examine
 from app.cli.doctor.findings import Finding, Level
 from app.cli.up.triton import EmbeddedTriton
+from app.core import schema_version
 from app.core.settings import Settings
 from tests.conftest import ROOT, make_settings, run_service
 from tests.integration.support import until
@@ -41,7 +42,7 @@ async def test_a_deployment_that_is_well(settings: Settings) -> None:
     # The tests' server keeps nothing over a crash of its machine, and reports that.
     warned = {one.part for one in findings if one.level is Level.WARN}
     assert warned <= {"durability", "disk", "database disk"}
-    assert only(findings, "schema").found == "0018"
+    assert only(findings, "schema").found == schema_version.expected()
     assert only(findings, "models").found == "ready: scripted"
     assert only(findings, "workers").level is Level.OK
     assert only(findings, "clock").level is Level.OK

@@ -73,6 +73,9 @@ ORDER BY 1
 """
 
 
+OWNED = ("result_search", "webhook_deliveries", "idempotency_keys")
+
+
 @pytest.fixture
 def empty(postgres_server: PostgresServer) -> Iterator[Settings]:
     """Settings of a database without any table."""
@@ -113,27 +116,35 @@ def test_up_is_idempotent_and_keeps_rows(empty: Settings) -> None:
     assert asyncio.run(rows(empty, "SELECT content FROM contexts")) == []
 
 
-def test_results_go_with_their_context_in_either_version(empty: Settings) -> None:
-    migrate(empty, "0017")
+@pytest.mark.parametrize(("before", "after"), [("0017", "0018"), ("0019", "0020")])
+def test_results_go_with_their_context_in_either_version(
+    empty: Settings, before: str, after: str
+) -> None:
+    """And what belongs to a result goes with it."""
+    migrate(empty, before)
     migrate(empty)
-    for revision in ("0018", "0017", "0018"):
-        migrate(empty, revision, down=revision == "0017")
+    for revision in (after, before, after):
+        migrate(empty, revision, down=revision == before)
         deleted, kept = secrets.token_hex(16), secrets.token_hex(16)
         for context in (deleted, kept):
-            asyncio.run(
-                rows(empty, f"INSERT INTO contexts (id, content) VALUES ('{context}', 'c')")
-            )
-            asyncio.run(
-                rows(
-                    empty,
-                    "INSERT INTO results (id, context_id, model_name, parameters, deadline_at) "
-                    f"VALUES ('{context}', '{context}', 'm', '{{}}', now())",
-                )
-            )
+            for statement in (
+                "INSERT INTO contexts (id, content) VALUES ('{0}', 'c')",
+                "INSERT INTO results (id, context_id, model_name, parameters, deadline_at) "
+                "VALUES ('{0}', '{0}', 'm', '{{}}', now())",
+                "INSERT INTO result_search (result_id, team_id) VALUES ('{0}', 'default')",
+                "INSERT INTO webhook_deliveries (result_id, team_id, url) VALUES ('{0}', 'default', 'u')",
+                "INSERT INTO idempotency_keys (team_id, key, request_hash, result_id, expires_at) "
+                "VALUES ('default', '{0}', '', '{0}', now())",
+            ):
+                asyncio.run(rows(empty, statement.format(context)))
         asyncio.run(rows(empty, f"DELETE FROM contexts WHERE id = '{deleted}'"))
-        left = asyncio.run(rows(empty, "SELECT replace(id::text, '-', '') FROM results"))
-        assert deleted not in left
-        assert kept in left
+        for query in (
+            "SELECT replace(id::text, '-', '') FROM results",
+            *(f"SELECT replace(result_id::text, '-', '') FROM {table}" for table in OWNED),
+        ):
+            left = asyncio.run(rows(empty, query))
+            assert deleted not in left
+            assert kept in left
 
 
 def test_a_database_with_rows_goes_from_one_revision_to_the_next_and_back(
@@ -317,6 +328,126 @@ def test_servers_with_a_secret_are_not_forgotten(empty: Settings) -> None:
             migrate(empty, "0016", down=True)
         migrate(empty, "0016", down=True, force=True)
     assert asyncio.run(rows(empty, "SELECT name FROM servers")) == ["old"]
+    migrate(empty)
+
+
+def test_jobs_come_beside_rows_and_are_not_forgotten(empty: Settings) -> None:
+    """Revision 0021, up and down with rows in its tables."""
+    migrate(empty, "0020")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    everything = asyncio.run(rows(empty, EVERYTHING))
+    migrate(empty, "0021")
+    assert asyncio.run(rows(empty, "SELECT 1 FROM results WHERE job_id IS NOT NULL")) == []
+    migrate(empty, "0020", down=True)  # there is no job
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, EVERYTHING)) == everything
+    migrate(empty, "0021")
+    job = f"INSERT INTO jobs (id, team_id, priority, max_rows) VALUES ({CONTEXT}, 'red', 0, 9)"
+    asyncio.run(rows(empty, job))
+    asyncio.run(rows(empty, f"UPDATE results SET job_id = {CONTEXT} WHERE state = 'pending'"))
+    # As a worker of the former version ends it.
+    end = "UPDATE results SET state = 'completed', output = '', finished_at = now() WHERE state = 'pending'"
+    asyncio.run(rows(empty, end))
+    asyncio.run(rows(empty, "DELETE FROM results WHERE state = 'completed'"))
+    assert asyncio.run(rows(empty, "SELECT ended_as FROM job_events")) == ["completed"]
+    one = f"""INSERT INTO results (id, context_id, model_name, parameters, deadline_at, job_id)
+              VALUES ({RESULT.format(6)}, {CONTEXT}, 'm', '{{}}', now(), {CONTEXT})"""
+    asyncio.run(rows(empty, one))
+    asyncio.run(rows(empty, f"DELETE FROM results WHERE id = {RESULT.format(6)}"))
+    ends = asyncio.run(rows(empty, "SELECT ended_as FROM job_events ORDER BY id"))
+    assert ends == ["completed", "deleted"]
+    with pytest.raises(CommandError, match="would run again"):
+        migrate(empty, "0020", down=True)
+    migrate(empty, "0020", down=True, force=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, "SELECT state FROM results")) == ["failed"]
+    migrate(empty)
+
+
+def test_deliveries_of_jobs_are_dropped_on_the_way_back(empty: Settings) -> None:
+    """Revision 0023, up and down with rows in its table."""
+    migrate(empty, "0022")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in (*OLD_ROWS, NEW_ROWS[2]):
+        asyncio.run(rows(empty, statement))
+    migrate(empty, "0023")
+    assert asyncio.run(rows(empty, "SELECT is_job::text FROM webhook_deliveries")) == ["false"]
+    of_job = f"""INSERT INTO webhook_deliveries (result_id, is_job, team_id, url)
+                 VALUES ({CONTEXT}, true, 'default', 'https://example.org/')"""
+    asyncio.run(rows(empty, of_job))
+    migrate(empty, "0022", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert len(asyncio.run(rows(empty, "SELECT url FROM webhook_deliveries"))) == 1
+    migrate(empty)
+
+
+def test_log_probabilities_of_prompts_are_not_forgotten(empty: Settings) -> None:
+    """Revision 0025, up and down with rows in its table."""
+    migrate(empty, "0024")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    everything = asyncio.run(rows(empty, EVERYTHING))
+    migrate(empty, "0025")
+    assert asyncio.run(rows(empty, "SELECT prompt_logprobs FROM results")) == [None] * 3
+    migrate(empty, "0024", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, EVERYTHING)) == everything
+    migrate(empty, "0025")
+    asyncio.run(rows(empty, "UPDATE results SET prompt_logprobs = '[null]'"))
+    with pytest.raises(CommandError, match="log probabilities"):
+        migrate(empty, "0024", down=True)
+    migrate(empty, "0024", down=True, force=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    migrate(empty)
+
+
+def test_embeddings_are_not_forgotten(empty: Settings) -> None:
+    """Revision 0027, up and down with rows in its table."""
+    migrate(empty, "0026")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    everything = asyncio.run(rows(empty, EVERYTHING))
+    migrate(empty, "0027")
+    assert asyncio.run(rows(empty, "SELECT vector FROM results")) == [None] * 3
+    migrate(empty, "0026", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, EVERYTHING)) == everything
+    migrate(empty, "0027")
+    asyncio.run(rows(empty, "UPDATE results SET kind = 'score' WHERE state = 'failed'"))
+    embedding = (
+        "UPDATE results SET kind = 'embedding', vector = '\\x0000803f' WHERE state = 'completed'"
+    )
+    asyncio.run(rows(empty, embedding))
+    with pytest.raises(CommandError, match="embeddings"):
+        migrate(empty, "0026", down=True)
+    migrate(empty, "0026", down=True, force=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, "SELECT state FROM results")) == ["pending"]
+    migrate(empty)
+
+
+def test_reused_results_are_not_forgotten(empty: Settings) -> None:
+    """Revision 0028, up and down with rows in its table."""
+    migrate(empty, "0027")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    everything = asyncio.run(rows(empty, EVERYTHING))
+    migrate(empty, "0028")
+    assert asyncio.run(rows(empty, "SELECT reuse_digest FROM results")) == [None] * 3
+    migrate(empty, "0027", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, EVERYTHING)) == everything
+    migrate(empty, "0028")
+    asyncio.run(rows(empty, "UPDATE results SET reused_from = id"))
+    with pytest.raises(CommandError, match="reused results"):
+        migrate(empty, "0027", down=True)
+    migrate(empty, "0027", down=True, force=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
     migrate(empty)
 
 

@@ -26,6 +26,7 @@ from app.core.errors import ConflictError
 from app.core.ids import created_at, new_id
 from app.core.settings import Settings
 from app.queue.admission import Admission
+from app.queue.budgets import BudgetGuard
 from app.queue.claim import claim_within_limits, owned_results
 from app.queue.depth import QueueDepth
 from app.queue.enqueue import NewContext, NewResult
@@ -334,7 +335,9 @@ async def test_claim_within_limits(table: Table) -> None:
 
 async def test_admission(table: Table) -> None:
     limits = TeamLimits(table.database, table.settings)
-    admission = Admission(table.database, table.depth, limits, table.settings)
+    admission = Admission(
+        table.database, table.depth, limits, BudgetGuard(table.database, "USD"), table.settings
+    )
     context = NewContext(new_id(), TEAM, "a prompt", None, "{}")
     result = NewResult(
         new_id(), TEAM, context.id, "model-0", "{}", 60.0, new_context=context, tokens=10,
@@ -721,7 +724,7 @@ async def test_digest(table: Table) -> None:
 
 
 async def test_export(table: Table) -> None:
-    export = ResultExport(table.database)
+    export = ResultExport(table.database, table.settings)
 
     async def read(narrowed: ResultFilter) -> None:
         rows = export.read(TEAM, narrowed, after=table.ids[ROWS // 2], limit=600)

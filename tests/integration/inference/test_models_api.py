@@ -49,7 +49,8 @@ async def test_models_are_listed_with_what_clients_need(service: Service) -> Non
     assert listed == await model(service)
     assert listed | {"running": 0, "queued": 0, "tokens_per_second": 0} == {
         "name": "scripted", "version": 1, "ready": True, "reason": None, "chat": True,
-        "max_model_len": None, "queued": 0, "running": 0, "tokens_per_second": 0,
+        "adapters": [], "max_model_len": None, "default_parameters": {}, "queued": 0,
+        "running": 0, "tokens_per_second": 0,
     }  # fmt: skip
 
 

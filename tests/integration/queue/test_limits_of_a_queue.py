@@ -4,6 +4,7 @@ import pytest
 
 from app.core.errors import LimitError
 from app.queue.admission import Admission
+from app.queue.budgets import BudgetGuard
 from app.queue.depth import QueueDepth
 from app.queue.job_queue import JobQueue
 from app.queue.team_limits import Limits, TeamLimits
@@ -32,7 +33,9 @@ async def test_results_that_run_or_ended_do_not_wait(bench: Bench) -> None:
     """Nor do those of other teams and models."""
     depth = QueueDepth(bench.database, bench.settings)
     limits = TeamLimits(bench.database, bench.settings)
-    admission = Admission(bench.database, depth, limits, bench.settings)
+    admission = Admission(
+        bench.database, depth, limits, BudgetGuard(bench.database, "USD"), bench.settings
+    )
     worker = await bench.worker()
     await bench.add(2)
     ending, _ = await bench.claim(worker)

@@ -13,7 +13,10 @@ from app.queue.team_limits import Limits
 from tests.integration.queue.dispatcher import Dispatcher
 from tests.integration.queue.queue_bench import Bench, make_result
 
-_UNSTORED = {"new_context", "key", "goes_with_key", "tokens", "limits", "expected_bytes"}
+_UNSTORED = {
+    *("new_context", "key", "job", "goes_with_key", "tokens", "limits"),
+    *("expected_bytes", "has_images"),
+}
 _JSON = {"parameters", "metadata", "request", "attribution"}
 # A value for each member, none of which is its default.
 _OTHER: dict[str, Any] = {
@@ -37,6 +40,8 @@ _OTHER: dict[str, Any] = {
     "retain_seconds": 7.0,
     "trace": "00-1-1-01",
     "resumable": True,
+    "token_id": "llm_7",
+    "reuse_digest": b"another",
 }
 
 

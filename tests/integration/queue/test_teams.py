@@ -19,7 +19,7 @@ from app.core.ids import new_id
 from app.core.settings import Settings
 from tests.conftest import Service, run_service
 from tests.integration.auth.test_auth import bearer, guarded
-from tests.integration.support import assert_openai_error, assert_problem
+from tests.integration.support import assert_anthropic_error, assert_openai_error, assert_problem
 from tests.unit.auth.test_jwt import sign
 
 __all__ = ["guarded"]
@@ -37,7 +37,9 @@ ROWS = {
     "response_id": "response",
     "file_id": "file",
     "batch_id": "batch",
+    "message_batch_id": "message_batch",
     "launch_id": "launch",
+    "job_id": "job",
 }
 # Those that name no team's rows, with a value that exists.
 PUBLIC = {"name": "scripted", "model_name": "scripted", "model": "scripted", "index": "corpus"}
@@ -83,6 +85,8 @@ WITHOUT_IDS = {
     "post /{index}/attribution": OWN,  # test_attributions.py
     "get /me": OWN,  # test_auth.py
     "get /history": EMPTY_LIST,
+    "get /usage": NOTHING,  # test_usage_api.py
+    "get /usage/budgets": EMPTY_LIST,
     "get /system": NOTHING,  # totals of all teams, for operators alone
     "get /metrics": NOTHING,  # so are these
     "get /launches/catalogue": NOTHING,
@@ -94,12 +98,26 @@ WITHOUT_IDS = {
     "get /results/": EMPTY_LIST,
     "get /results/export": NOTHING,
     "get /webhooks/deliveries": EMPTY_LIST,
+    "get /jobs": EMPTY_LIST,
+    "post /jobs": OWN,  # test_jobs_api.py
     "post /contexts/": OWN,
     "post /results/": OWN,
     "post /results/cancel": OWN,
     "post /v1/completions": OWN,
     "post /v1/chat/completions": OWN,
+    **dict.fromkeys(
+        (
+            "post /v1/embeddings",  # test_embeddings.py, as are these
+            *("post /rerank", "post /v1/rerank", "post /v2/rerank"),
+            *("post /score", "post /v1/score", "post /embed"),
+        ),
+        OWN,
+    ),
     "post /v1/responses": OWN,
+    "post /v1/messages": OWN,
+    "post /v1/messages/count_tokens": OWN,  # stores nothing
+    "post /v1/messages/batches": OWN,
+    "get /v1/messages/batches": EMPTY_LIST,
     "post /v1/files": OWN,
     "post /v1/batches": OWN,
     "get /v1/files": EMPTY_LIST,
@@ -125,6 +143,8 @@ UNION ALL SELECT to_jsonb(t)::text FROM stream_tickets t WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(f)::text FROM files f WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(b)::text FROM batches b WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(l)::text FROM launches l WHERE team_id = 'red'
+UNION ALL SELECT to_jsonb(j)::text FROM jobs j WHERE team_id = 'red'
+UNION ALL SELECT to_jsonb(r)::text FROM job_rows r JOIN jobs j ON j.id = r.job_id WHERE j.team_id = 'red'
 ORDER BY 1
 """
 
@@ -142,6 +162,8 @@ class Rows:
     file: str
     batch: str
     launch: str
+    job: str
+    message_batch: str
     marks: list[str] = field(default_factory=list)
 
     def assert_unseen(self, answer: httpx.Response, reported: str = "") -> None:
@@ -200,13 +222,20 @@ async def red(both: Service, connection: asyncpg.Connection) -> Rows:
         },
         200,
     )
+    params = {"model": "scripted", "max_tokens": 1, "messages": [{"role": "user", "content": MARK}]}
+    requests = [{"custom_id": MARK, "params": params}]
+    message_batch = await post("/v1/messages/batches", {"requests": requests}, 200)
+    job = await post("/jobs", {"name": MARK, "key": MARK, "metadata": {"x": MARK}}, 201)
+    row = {"context_id": context["id"], "job_id": job["id"], "job_key": MARK}
+    await post("/results/", members | row)
     rows = Rows(
         context["id"], pending["id"], ended["id"], secret.json()["secret"], ticket["ticket"],
-        response["id"], file, batch["id"], str(new_id()),
+        response["id"], file, batch["id"], str(new_id()), job["id"], message_batch["id"],
     )  # fmt: skip
     rows.marks = [
         MARK, rows.context, rows.pending, rows.delivery, ended["context_id"], rows.secret,
-        rows.ticket, rows.response, rows.file, rows.batch, rows.launch,
+        rows.ticket, rows.response, rows.file, rows.batch, rows.launch, rows.job,
+        rows.message_batch,
     ]  # fmt: skip
     # No profile is configured: the existing launch is enough.
     await connection.execute(
@@ -222,6 +251,7 @@ async def red(both: Service, connection: asyncpg.Connection) -> Rows:
         "/v1/files",
         "/v1/batches",
         "/launches",
+        "/jobs",
     ):
         listed = await both.client.get(path, headers=RED)
         assert MARK in listed.text, path
@@ -230,6 +260,8 @@ async def red(both: Service, connection: asyncpg.Connection) -> Rows:
 
 def not_found(answer: httpx.Response) -> str:
     """The detail of a 404, in the shape of its path's dialect."""
+    if answer.request.url.path.startswith("/v1/messages/"):
+        return str(assert_anthropic_error(answer, 404, "not_found")["message"])
     if answer.request.url.path.startswith("/v1/"):
         return str(assert_openai_error(answer, 404)["message"])
     return str(assert_problem(answer, 404, "not_found")["detail"])
@@ -248,7 +280,7 @@ async def test_every_route_with_another_teams_ids(
     both: Service, red: Rows, connection: asyncpg.Connection
 ) -> None:
     before = [row[0] for row in await connection.fetch(SNAPSHOT)]
-    assert len(before) == 13
+    assert len(before) == 18
     walked = 0
     for method, path, operation in await operations(both):
         names = re.findall(r"{(\w+)}", path)
@@ -396,6 +428,11 @@ SYNCHRONOUS: dict[str, Any] = {
         "messages": [{"role": "user", "content": "{{chunks=1}}"}],
     },
     "/v1/responses": {"model": "scripted", "input": "{{chunks=1}}"},
+    "/v1/messages": {
+        "model": "scripted",
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": "{{chunks=1}}"}],
+    },
     "/generate": {"inputs": "{{chunks=1}}"},
     "/generate_stream": {"inputs": "{{chunks=1}}"},
     "/": {"inputs": "{{chunks=1}}"},

@@ -7,6 +7,7 @@ import asyncpg
 import pytest
 
 from app import __version__
+from app.core import schema_version
 from app.core.settings import Settings
 from app.results.stats import histogram
 from app.results.stats.history import HistoryStore
@@ -126,7 +127,7 @@ async def test_a_team_sees_its_own_minutes_and_operators_all(
 async def test_the_system_tells_its_state(service: Service, connection: asyncpg.Connection) -> None:
     await finish(service, "{{chunks=1}}")
     system = await read(service, "/system")
-    assert (system["version"], system["schema_version"]) == (__version__, "0018")
+    assert (system["version"], system["schema_version"]) == (__version__, schema_version.expected())
     assert system["database"]["size_bytes"] > 0
     tables = {table["name"]: table for table in system["database"]["tables"]}
     assert tables["results"]["size_bytes"] > 0

@@ -208,6 +208,7 @@ async def test_a_digest_that_dies_in_the_middle_is_as_if_it_had_not_begun(
         await asyncio.gather(dying, return_exceptions=True)
     await stop.close()
     assert await connection.fetchval("SELECT count(*) FROM result_search") == 0
+    assert await connection.fetchval("SELECT count(*) FROM usage_entries") == 0
     assert await connection.fetchval("SELECT count(*) FROM undigested_results") == 20
 
     async def is_done() -> bool:
@@ -215,6 +216,7 @@ async def test_a_digest_that_dies_in_the_middle_is_as_if_it_had_not_begun(
         return bool(await connection.fetchval(COUNTED) == 20)
 
     await until(is_done)
+    assert await connection.fetchval("SELECT sum(results) FROM usage_entries") == 20
 
 
 async def test_older_results_are_walked_through_newest_first_and_once_more_a_day_later(

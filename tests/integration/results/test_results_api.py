@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -398,9 +399,22 @@ async def test_lists_cut_long_texts_unless_full(service: Service) -> None:
     assert result["logprobs"]
     (row,) = (await service.client.get("/results/")).json()
     assert row["result"] == result["result"][:1000]
+    assert row["truncated"] is True
     assert "logprobs" not in row
     (full,) = (await service.client.get("/results/?full=true")).json()
     assert full == result
+
+
+@pytest.mark.parametrize(("length", "is_cut"), [(1000, False), (1001, True)])
+async def test_a_text_of_the_limits_length_is_not_truncated(
+    service: Service, connection: asyncpg.Connection, length: int, is_cut: bool
+) -> None:
+    result = await finish(service, "exact {{chunks=1}}")
+    await connection.execute(
+        "UPDATE results SET output = repeat('é', $2) WHERE id = $1", UUID(result["id"]), length
+    )
+    (row,) = (await service.client.get("/results/")).json()
+    assert (row["result"], row.get("truncated", False)) == ("é" * 1000, is_cut)
 
 
 async def test_lists_tell_how_prompts_begin_if_asked(service: Service) -> None:

@@ -9,7 +9,7 @@ from app.core.ids import lowest_id, new_id
 from app.core.settings import Settings
 from app.results.retention import cleanup, sql
 from tests.conftest import connect
-from tests.integration.results.test_retention import DAY, HOUR, House
+from tests.integration.results.test_retention import DAY, HOUR, House, look
 
 
 @pytest.fixture
@@ -24,7 +24,9 @@ async def test_results_that_are_pending_are_not_deleted(rows: House) -> None:
     running = await rows.result(age=DAY, kind="attribution", source=source, state="pending")
     pending = await rows.result(age=DAY, state="pending")
     other = await rows.result(age=DAY)
-    gone = await rows.connection.fetch(sql.DELETE_RESULTS, [source, pending])
+    locked = await rows.connection.fetch(sql.LOCK_RESULTS, [source, pending])
+    ids = [row["id"] for row in locked]
+    gone = await rows.connection.fetch(sql.DELETE_RESULTS, ids)
     assert len(gone) == 2
     assert await rows.left() == {running, pending, other}
     assert ended != source
@@ -134,3 +136,18 @@ async def test_an_input_file_expires_with_its_last_batch_of_its_team(rows: House
     found = await rows.connection.fetch("SELECT id, expires_at FROM files")
     times = {row["id"]: row["expires_at"] for row in found}
     assert times == {free: soon, used: None, foreign: None}
+
+
+@pytest.mark.parametrize("kind", ["embedding", "score"])
+async def test_the_text_of_a_vector_goes_with_the_prompts(
+    settings: Settings, rows: House, kind: str
+) -> None:
+    result = await rows.result(age=2 * DAY, kind=kind)
+    vector = b"\x00\x00\x80?"
+    await rows.connection.execute("UPDATE results SET output = '', vector = $1", vector)
+    await look(settings, prompts=DAY)
+    (row,) = await rows.connection.fetch("SELECT id, prompt, vector FROM results")
+    assert tuple(row) == (result, None, vector)
+    assert await rows.connection.fetchval("SELECT content FROM contexts") == ""
+    await look(settings, results=DAY)
+    assert await rows.left() == set()

@@ -10,6 +10,7 @@ from app.core.settings import Settings
 from app.results import search
 from app.results.pages import ResultFilter
 from app.results.search import ResultSearch, team_word
+from app.results.search_policy import SearchPolicy
 from tests.integration.results.test_retention import DAY, House
 
 
@@ -35,7 +36,7 @@ async def test_the_index_of_words_obeys_filters_teams_and_the_last_id(
             *(one, team, words, team_word(team)),
         )
     async with Database(settings, "test") as database:
-        index = ResultSearch(database)
+        index = ResultSearch(database, SearchPolicy(database, settings))
 
         async def ids(limit: int, after: UUID | None = None, **filters: str) -> list[UUID]:
             narrowed = ResultFilter(words="quaint", **filters)  # type: ignore[arg-type]

@@ -206,7 +206,7 @@ async def test_a_listener_that_cannot_connect_tries_again(
         await asyncio.sleep(0.6)
         assert not running.done()
         assert not heard.is_set()
-        database._primary = Primary(settings.database_addresses())  # the server is back
+        database._direct = Primary(settings.database_addresses())  # the server is back
         await asyncio.wait_for(heard.wait(), 20)
         running.cancel()
         await asyncio.wait([running])

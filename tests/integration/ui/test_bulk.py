@@ -1,210 +1,311 @@
-"""Bulk jobs of the web page without a browser: parts, limits, and forms that are sent twice."""
+"""Bulk jobs of the web page without a browser: sending, interruptions, stopping, retrying, and lists of jobs."""
 
+import asyncio
 import contextlib
 import csv
 import io
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import httpx
+import pytest
 
 from app.core.settings import Settings
-from app.ui.main import create_ui
-from app.ui.settings import UiSettings
-from tests.integration.support import serve, until
-
-KEY = "0199a0f27c5d7b3aa1c5e0f1d2c3b4a5"
-MAPPING = {"key": KEY, "endpoint": "/v1/completions", "prompt": "prompt", "model": "scripted", "max_tokens": "3"}  # fmt: skip
-
-
-class Visitor:
-    """A browser without scripts."""
-
-    def __init__(self, http: httpx.AsyncClient, api: httpx.AsyncClient) -> None:
-        self.http = http
-        self.api = api
-
-    async def upload(self, content: bytes, name: str = "file.csv") -> httpx.Response:
-        return await self.http.post(
-            "/bulk/files", data={"purpose": "batch"}, files={"file": (name, content)}
-        )
-
-    async def send(self, content: bytes, name: str = "file.csv", **form: str) -> httpx.Response:
-        uploaded = await self.upload(content, name)
-        assert uploaded.status_code == 303, uploaded.text
-        return await self.http.post(uploaded.headers["location"], data=MAPPING | form)
-
-    async def ended(self, path: str) -> str:
-        """The job's page once it has ended."""
-
-        async def look() -> str | None:
-            response = await self.http.get(f"{path}/progress")
-            assert response.status_code == 200, response.text
-            return response.text if "x-part-ended" in response.headers else None
-
-        await until(look, 60)
-        return (await self.http.get(path)).text
-
-    async def batches(self) -> list[dict[str, Any]]:
-        batches: list[dict[str, Any]] = (await self.api.get("/v1/batches")).json()["data"]
-        return batches[::-1]
+from app.ui.api import Api
+from app.ui.bulk import reading, sending
+from app.ui.bulk.background import Report
+from app.ui.errors import RefusedError
+from tests.integration.support import until
+from tests.integration.ui.visitor import KEY, visit
 
 
-@contextlib.asynccontextmanager
-async def visit(settings: Settings, **ui_settings: object) -> AsyncIterator[Visitor]:
-    """A service, its web page, and a visitor."""
-    async with serve(settings, with_worker=True) as service:
-        url = str(service.client.base_url)
-        app = create_ui(UiSettings.model_validate({"api_url": url} | ui_settings))
-        transport = httpx.ASGITransport(app)
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http,
-        ):
-            yield Visitor(http, service.client)
-
-
-async def test_a_file_of_several_batches_is_one_job(settings: Settings) -> None:
+async def test_a_file_is_a_job(settings: Settings) -> None:
     rows = [f"r{number},{'' if number == 4 else f'prompt {number}'}" for number in range(8)]
     content = "\n".join(["id,prompt", *rows]).encode()
-    async with visit(settings, batch_lines=3) as visitor:
+    async with visit(settings) as visitor:
         sent = await visitor.send(content, id="id")
         assert sent.status_code == 422
         assert "1 of 8 lines cannot be sent" in sent.text
-        assert await visitor.batches() == []
+        assert await visitor.jobs() == []
         sent = await visitor.send(content, id="id", skip="yes")
         assert sent.status_code == 303, sent.text
-        batches = await visitor.batches()
-        assert [one["metadata"]["bulk_part"] for one in batches] == ["1/3", "2/3", "3/3"]
+        (job,) = await visitor.jobs()
+        assert (job["name"], job["total"], job["key"]) == ("file.csv", 7, f"bulk-{KEY}")
         path = sent.headers["location"]
-        assert path == f"/bulk/jobs/{batches[-1]['id']}"
+        assert path == f"/bulk/jobs/{job['id']}"
         text = await visitor.ended(path)
-        assert "7 of 7 lines done" in text
-        assert "in 3 batches" in text
-        lines = (await visitor.http.get(f"{path}/results.jsonl")).text.splitlines()
-        results = [json.loads(line) for line in lines]
+        assert "7 of 7 rows done" in text
+        results = await visitor.results(path)
         assert [one["input"]["id"] for one in results] == [f"r{number}" for number in range(8)]
         statuses = ["completed"] * 8
         statuses[4] = "left_out"
         assert [one["status"] for one in results] == statuses
         assert results[4]["error"]["message"] == "The prompt is empty."
         assert {one["completion_tokens"] for one in results if one["output"]} == {3}
-        listed = (await visitor.http.get("/bulk")).text
-        assert listed.count('<th scope="row">') == 1
 
-        # The same form again, as a double click sends it.
+        # The same form again, as a double click sends it: the same job, and no file more.
+        files = await visitor.files()
         again = await visitor.send(content, id="id", skip="yes")
-        assert again.headers["location"] == "/bulk?sent=1"
-        assert "This form was sent before" in (await visitor.http.get("/bulk?sent=1")).text
-        assert len(await visitor.batches()) == 3
+        assert again.headers["location"] == path
+        assert [one["id"] for one in await visitor.jobs()] == [job["id"]]
+        assert len(await visitor.files()) == len(files) + 1  # the uploaded one
 
-        # If the kept rows are gone, the answers still come.
-        for batch in batches:
-            await visitor.api.delete(f"/v1/files/{batch['metadata']['bulk_rows']}")
+        # If the kept rows are gone, the answers still come, in the order of their ends.
+        await visitor.api.delete(f"/v1/files/{job['metadata']['bulk_rows']}")
         table = (await visitor.http.get(f"{path}/results.csv")).content.decode("utf-8-sig")
-        ids = [row["custom_id"] for row in csv.DictReader(io.StringIO(table, newline=""))]
-        assert ids == [f"r{number}" for number in range(8) if number != 4]
+        keys = [row["key"] for row in csv.DictReader(io.StringIO(table, newline=""))]
+        assert sorted(keys) == [f"r{number}" for number in range(8) if number != 4]
 
 
-async def test_all_batches_or_none(settings: Settings) -> None:
-    limited = settings.model_copy(update={"team_max_batches": 2})
-    content = b"prompt\n" + b"{{delay_ms=500 chunks=500}}\n" * 5
-    async with visit(limited, batch_lines=2) as visitor:
-        sent = await visitor.send(content)
-        assert sent.status_code == 429
-        assert "Nothing was sent. The file makes 3 batches: 2 batches of your team" in sent.text
-        assert 'value="3"' in sent.text  # what was entered is still there
-        states = {one["status"] for one in await visitor.batches()}
-        assert states <= {"cancelling", "cancelled"}
-        files = (await visitor.api.get("/v1/files?purpose=batch")).json()["data"]
-        assert [one["filename"] for one in files] == ["file.csv"]
-
-
-async def test_a_batch_that_the_api_refuses_is_told(settings: Settings) -> None:
-    smaller = settings.model_copy(update={"max_batch_lines": 2})
+async def test_many_rows_in_several_lists(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.ui.bulk.sending.MAX_ROWS", 3)
+    monkeypatch.setattr("app.ui.bulk.reading._ROWS_AT_ONCE", 4)
+    smaller = settings.model_copy(update={"max_body_bytes": 1_000})
+    long = "x" * 400  # three of them are one body too large, and are halved
+    content = "prompt\n" + "".join(f"{number} {long}\n" for number in range(10)) + "y" * 1200
     async with visit(smaller) as visitor:
-        sent = await visitor.send(b"prompt\na\nb\nc\n")
-        text = await visitor.ended(sent.headers["location"])
-        assert "Parts of the file were refused whole." in text
-        assert "A batch may have at most 2 requests" in text
-        results = await visitor.http.get(f"{sent.headers['location']}/results.csv")
-        assert results.text.count("failed,batch_failed: A batch may have at most 2 requests") == 3
+        sent = await visitor.send(content.encode())
+        path = sent.headers["location"]
+        assert "10 of 10 rows done" in await visitor.ended(path)
+        results = await visitor.results(path)
+        assert [one["status"] for one in results] == ["completed"] * 10 + ["failed"]
+        assert results[-1]["error"]["code"] == "body_too_large"
+        assert "Not taken" in (await visitor.http.get(path)).text
 
 
-async def test_uploads_that_are_too_large(settings: Settings) -> None:
-    smaller = settings.model_copy(update={"max_file_bytes": 100_000})
-    async with visit(smaller, max_upload_bytes=300_000) as visitor:
-        refused = await visitor.upload(b"prompt\n" + b"x" * 400_000)
-        assert refused.status_code == 413
-        assert "larger than the 300,000 bytes" in refused.text
-        refused = await visitor.upload(b"prompt\n" + b"x" * 200_000)
-        assert refused.status_code == 413, refused.text
+async def test_rows_that_the_api_refuses_have_their_reasons(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    async def post(api: Api, items: Sequence[bytes]) -> list[dict[str, Any]]:
+        asked.append(len(items))
+        return await sending.post_rows(api, items)
+
+    monkeypatch.setattr(reading, "post_rows", post)
+    async with visit(settings) as visitor:
+        content = b"prompt,model\na,scripted\nb,absent\nc,\n" + b"d,absent\n" * 20
+        sent = await visitor.send(content, model_column="model")
+        path = sent.headers["location"]
+        text = await visitor.ended(path)
+        assert "completed with failures" in text
+        assert re.search(r"Not taken</dt><dd>21<", text)
+        results = await visitor.results(path)
+        refused = ["failed"] * 20
+        assert [one["status"] for one in results] == ["completed", "failed", "completed", *refused]
+        errors = [one["error"] and one["error"]["code"] for one in results]
+        assert errors == [None, "unknown_model", None, *["unknown_model"] * 20]
+        assert "absent" in results[1]["error"]["message"]
+        assert asked == [21]  # one request for the rows of a page
+        (job,) = await visitor.jobs()
+        assert job["counts"]["rows"] == 2  # the download has stored nothing
+
+
+async def test_reasons_come_in_bounded_lists(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each list within the bytes of a request; a stopped job's rows were not sent, also beyond the limits."""
+    smaller = settings.model_copy(update={"max_body_bytes": 1_000, "team_max_queued": 2})
+    content = b"prompt\n" + b"x" * 400 + b"\n" + b"y" * 1_200 + b"\n" + b"z\n" * 9
+    async with visit(smaller) as visitor:
+        await visitor.background.close()
+        monkeypatch.setattr(sending.Sending, "run", _send_nothing)
+        path = (await visitor.send(content)).headers["location"]
+        await visitor.until_idle(path)
+        (job,) = await visitor.jobs()
+        await visitor.api.post(f"/jobs/{job['id']}/cancel")
+        await visitor.ended(path)
+        results = await visitor.results(path)
+        codes = [one["error"]["code"] for one in results]
+        assert codes == ["not_sent", "body_too_large", *["not_sent"] * 9]
+
+
+async def _send_nothing(self: sending.Sending, report: Report) -> None:
+    """An interruption before the first list."""
+
+
+async def test_an_interrupted_sending_goes_on(settings: Settings) -> None:
+    """The process of the page dies with some lists sent; another one sends the rest."""
+    content = b"prompt\n" + b"".join(b"p%d\n" % number for number in range(40))
+    async with visit(settings) as visitor:
+        await visitor.background.close()  # as a process that dies takes its work along
+        with _stopped_sending():
+            sent = await visitor.send(content)
+            path = sent.headers["location"]
+            text = await visitor.until_idle(path)
+        assert "Send the rest" in text
+        (job,) = await visitor.jobs()
+        assert (job["state"], job["counts"]["rows"]) == ("open", 5)
+        pending = await visitor.results(path)
+        assert {one["status"] for one in pending[5:]} == {"pending"}
+        assert len(pending) == 40
+        resumed = await visitor.http.post(f"{path}/continue")
+        assert resumed.headers["location"] == path
+        assert "40 of 40 rows done" in await visitor.ended(path)
+        results = await visitor.results(path)
+        assert [one["status"] for one in results] == ["completed"] * 40
+        assert len({one["result_id"] for one in results}) == 40
+        stored = (await visitor.api.get("/results/", params={"limit": 1000})).json()
+        assert len(stored) == 40
+
+
+@contextlib.contextmanager
+def _stopped_sending() -> Iterator[None]:
+    """Lists of five rows, and a failure behind the first one."""
+    original = sending.Sending._post
+
+    async def post(self: sending.Sending, items: Sequence[bytes]) -> None:
+        if self._sent:
+            raise RefusedError(500, "internal_error", "It broke.")
+        await original(self, items)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sending, "MAX_ROWS", 5)
+        patch.setattr(sending.Sending, "_post", post)
+        yield
+
+
+async def test_a_full_queue_is_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.ui.bulk.sending.MAX_ROWS", 10)
+    monkeypatch.setattr("app.ui.bulk.sending._PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("app.ui.bulk.sending._MAX_PAUSE_SECONDS", 0.1)
+    limited = settings.model_copy(update={"team_max_queued": 12, "team_max_running": 4})
+    content = b"prompt\n" + b"{{delay_ms=30 chunks=3}}\n" * 60
+    async with visit(limited) as visitor:
+        sent = await visitor.send(content)
+        path = sent.headers["location"]
+        notes = set()
+        while visitor.background.is_busy(path.rpartition("/")[2]):
+            notes |= set(re.findall("Waiting: [^<]*", (await visitor.http.get(path)).text))
+            await asyncio.sleep(0.02)
+        assert any("wait for model scripted" in one for one in notes), notes
+        assert "60 of 60 rows done" in await visitor.ended(path)
+        assert {one["status"] for one in await visitor.results(path)} == {"completed"}
+
+
+async def test_stop_and_retry(settings: Settings) -> None:
+    content = b"id,prompt\n" + b"".join(
+        b"r%d,{{delay_ms=100 chunks=600}}\n" % number for number in range(6)
+    )
+    async with visit(settings) as visitor:
+        sent = await visitor.send(content, id="id", max_tokens="600")
+        path = sent.headers["location"]
+        early = await visitor.http.post(f"{path}/delete")
+        assert early.status_code == 409
+        assert "The job has not ended" in early.text
+        await visitor.until_idle(path)
+        assert (await visitor.http.post(f"{path}/cancel")).headers["location"] == path
+        text = await visitor.ended(path)
+        assert re.search(r'badge failed" role="status">cancelled<', text)
+        assert "Retry the rows with cancelled" in text
+        assert text.count('<th scope="row"><a href="/history/') == 6
+        none = await visitor.http.post(f"{path}/retry", data={"error_code": "model_error"})
+        assert none.status_code == 303
+        assert (await visitor.jobs())[0]["counts"]["failed"] == 6
+        again = await visitor.http.post(f"{path}/retry", data={"error_code": "cancelled"})
+        assert again.headers["location"] == path
+        (job,) = await visitor.jobs()
+        assert (job["counts"]["pending"], job["errors"]) == (6, {})
+        await visitor.http.post(f"{path}/cancel")
+        await visitor.ended(path)
+        file_id = job["metadata"]["bulk_rows"]
+        assert (await visitor.http.post(f"{path}/delete")).headers["location"] == "/bulk"
+        assert await visitor.jobs() == []
+        assert (await visitor.api.get(f"/v1/files/{file_id}")).status_code == 404
+        assert (await visitor.http.get(path)).status_code == 404
+
+
+async def test_many_failed_rows_are_retried_behind_the_response(settings: Settings) -> None:
+    content = b"prompt\n" + b"{{fail_at=1}}\n" * 450
+    async with visit(settings) as visitor:
+        sent = await visitor.send(content)
+        path = sent.headers["location"]
+        assert "450 of 450 rows done" in await visitor.ended(path)
+        assert (await visitor.http.post(f"{path}/retry")).status_code == 303
+        (job,) = await visitor.jobs()
+
+        async def are_all_retried() -> bool:
+            listed = (await visitor.api.get(f"/jobs/{job['id']}")).json()
+            return bool(listed["state"] == "ended") and not visitor.background.is_busy(job["id"])
+
+        await until(are_all_retried, 60)
+        ends = []
+        after = 0
+        while page := (
+            await visitor.api.get(
+                f"/jobs/{job['id']}/results", params={"after": after, "full": False}
+            )
+        ).json():
+            ends += page
+            after = page[-1]["place"]
+        assert len(ends) == 450  # a retried row stands at its last end
+        assert min(one["place"] for one in ends) > 450
+
+
+async def test_a_file_of_requests_is_a_batch(settings: Settings) -> None:
+    line: dict[str, object] = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
+    line |= {"body": {"model": "scripted", "prompt": "{{text=hello}}"}}
+    async with visit(settings) as visitor:
+        shown = await visitor.upload(json.dumps(line).encode(), "requests.jsonl")
+        text = (await visitor.http.get(shown.headers["location"])).text
+        assert "the file is sent as one batch" in text
+        for _ in range(2):  # a double click
+            sent = await visitor.http.post(shown.headers["location"], data={"key": KEY})
+            assert sent.headers["location"] == "/bulk#batches"
+
+        async def has_ended() -> str | None:
+            text = (await visitor.http.get("/bulk/lists")).text
+            return text if ">Outputs</a>" in text else None
+
+        text = await until(has_ended, 60)
+        assert text.count("requests.jsonl") == 1
+        link = re.search(r'href="(/bulk/batches/files/[^"]*)"', text)
+        assert link
+        output = await visitor.http.get(link[1])
+        assert json.loads(output.text)["custom_id"] == "a"
+        assert "attachment" in output.headers["content-disposition"]
+        line["url"] = "/v1/other"
+        wrong = await visitor.upload(json.dumps(line).encode(), "wrong.jsonl")
+        refused = await visitor.http.post(wrong.headers["location"], data={"key": KEY})
+        assert refused.status_code in (400, 422)
         assert 'role="alert"' in refused.text
 
 
-async def test_a_batch_of_the_api_is_a_job_too(settings: Settings) -> None:
-    line: dict[str, object] = {"custom_id": "=a", "method": "POST", "url": "/v1/completions"}
-    line |= {"body": {"model": "scripted", "prompt": "{{text==1 +2}}"}}
+async def test_jobs_of_programs_are_jobs_like_the_others(settings: Settings) -> None:
     async with visit(settings) as visitor:
-        files = {"file": ("in.jsonl", json.dumps(line).encode())}
-        uploaded = await visitor.api.post("/v1/files", data={"purpose": "batch"}, files=files)
-        file_id = uploaded.json()["id"]
-        body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
-        batch_id = (await visitor.api.post("/v1/batches", json=body)).json()["id"]
-        path = f"/bulk/jobs/{batch_id}"
-        assert "1 of 1 line done" in await visitor.ended(path)
+        created = await visitor.api.post("/jobs", json={"name": "<b>Many</b>", "total": 1234})
+        job_id = created.json()["id"]
+        row = {"model": "scripted", "content": "{{text==1}}", "job_id": job_id, "job_key": "=a"}
+        assert (await visitor.api.post("/results/", json=row)).status_code == 202
+        shown = (await visitor.http.get("/bulk")).text
+        assert "&lt;b&gt;Many&lt;/b&gt;" in shown
+        assert ">1,234<" in shown
+        path = f"/bulk/jobs/{job_id}"
+        assert "A program sends its rows" in (await visitor.http.get(path)).text
+        await visitor.api.post(f"/jobs/{job_id}/close")
+        assert "1 of 1 row done" in await visitor.ended(path)
         table = (await visitor.http.get(f"{path}/results.csv")).text
-        assert re.search(r"\r\n1,'=a,'=1 \+2,completed,,scripted,", table), table
+        assert re.search(r"\r\n1,'=a,'=1,completed,,scripted,", table), table
 
 
-async def test_what_is_not_there(settings: Settings) -> None:
+async def test_older_jobs_are_on_further_pages(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.ui.pages.bulk._PAGE_SIZE", 2)
     async with visit(settings) as visitor:
-        for path in ("/bulk/jobs/batch_x", "/bulk/files/file-x", "/bulk/jobs/x/results.xml"):
-            assert (await visitor.http.get(path)).status_code == 404, path
-
-
-async def test_a_file_of_the_api_that_is_too_large(settings: Settings) -> None:
-    async with visit(settings, max_upload_bytes=1_000) as visitor:
-        files = {"file": ("large.csv", b"prompt\n" + b"x\n" * 1_000)}
-        made = await visitor.api.post("/v1/files", data={"purpose": "batch"}, files=files)
-        shown = await visitor.http.get(f"/bulk/files/{made.json()['id']}")
-        assert shown.status_code == 422
-        assert "It is larger than 1,000 bytes." in shown.text
-
-
-async def test_rows_that_are_nested_too_deep(settings: Settings) -> None:
-    content = '{"prompt": "x"}\n{"prompt": ' + "[" * 500 + "]" * 500 + "}\n"
-    async with visit(settings) as visitor:
-        uploaded = await visitor.upload(content.encode(), "file.jsonl")
-        shown = await visitor.http.get(uploaded.headers["location"])
-        assert shown.status_code == 200
-        assert "(The row is nested too deep.)" in shown.text
-        sent = await visitor.http.post(
-            uploaded.headers["location"], data=MAPPING | {"template": "It is {prompt}."}
-        )
-        assert sent.status_code == 422
-        assert "1 of 2 lines cannot be sent." in sent.text
-
-
-async def test_metadata_that_names_what_is_not_there(settings: Settings) -> None:
-    async with visit(settings) as visitor:
-        sent = await visitor.send(b"prompt\none\n")
-        (batch,) = await visitor.batches()
-        await visitor.ended(sent.headers["location"])
-        unknown = " ".join(f"{number:032x}" for number in range(1, 16))
-        made = await visitor.api.post(
-            "/v1/batches",
-            json={
-                "input_file_id": batch["input_file_id"],
-                "endpoint": batch["endpoint"],
-                "completion_window": "24h",
-                "metadata": {f"bulk_parts_{place}": unknown for place in (1, 2)},
-            },
-        )
-        assert made.status_code == 200, made.text
-        path = f"/bulk/jobs/{made.json()['id']}"
-        assert "not there any more" in await visitor.ended(path)
-        assert "sending broke off" in (await visitor.http.get("/bulk")).text
-        assert (await visitor.http.get(f"{path}/results.jsonl")).status_code == 200
+        for number in range(3):
+            await visitor.api.post("/jobs", json={"name": f"job {number}"})
+        first = (await visitor.http.get("/bulk")).text
+        assert re.findall(r">(job \d)<", first) == ["job 2", "job 1"]
+        older = re.search(r'href="(/bulk\?after=[^"]*)"', first)
+        assert older
+        second = (await visitor.http.get(older[1])).text
+        assert re.findall(r">(job \d)<", second) == ["job 0"]
+        part = re.search(r'data-refresh="([^"]*)"', second)
+        assert part
+        assert "job 0" in (await visitor.http.get(part[1])).text

@@ -48,7 +48,8 @@ async def deliverer(settings: Settings) -> AsyncIterator[WebhookDeliverer]:
     try:
         async with open_services(settings, "test") as services, Sender(settings, lookup) as sender:
             yield WebhookDeliverer(
-                *(services.outbox, services.results, services.registry, services.listener, sender)
+                *(services.outbox, services.results, services.jobs),
+                *(services.registry, services.listener, sender),
             )
             await cancel_all(calls())
     finally:

@@ -259,7 +259,7 @@ async def test_deliveries_are_listed_newest_first_by_filter(
         assert all((item["finished_at"] is None) == (state == "pending") for item in found)
     (one,) = await deliveries(api, result_id=own[2])
     assert one == {
-        "id": own[2], "result_id": own[2], "url": URL, "state": "failed", "attempts": 3,
+        "id": own[2], "result_id": own[2], "job_id": None, "url": URL, "state": "failed", "attempts": 3,
         "next_attempt_at": None, "created_at": one["created_at"],
         "finished_at": one["finished_at"],
         "log": [{"at": "2026-01-01T00:00:00Z", "status": 500, "error": "answered 500",

@@ -22,7 +22,7 @@ It raises PostgreSQL, a tritonserver with the scripted model, an API and a worke
 memory each, measures a polite team alone for a tenth of the time, and then beside a hostile team with a
 valid key. The status is 1 if the polite team loses a result, sees an error or a wrong text, or waits more
 than three times as long (p99) as alone; if a process ends; or if any response to the
-hostile team has a status of 500 or more (but 503 with Retry-After), or the polite team's text.
+hostile team has a status of 500 or more (but 503, and 529 of Messages, with Retry-After), or the polite team's text.
 
   make attack                          ten minutes
   make attack MINUTES=1 SEED=4711      a minute of a seed's requests, again"""

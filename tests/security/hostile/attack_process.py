@@ -11,6 +11,7 @@ import os
 import random
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import orjson
 import uvloop
@@ -52,6 +53,8 @@ async def attack(order: Order) -> Account:
 def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
+        # Linux may schedule a session as one: then the niceness of its processes counts among them only.
+        Path("/proc/self/autogroup").write_text(str(_NICENESS))
     order = Order(**orjson.loads(sys.stdin.readline()))
     account = uvloop.run(attack(order))
     sys.stdout.buffer.write(orjson.dumps(asdict(account)))

@@ -14,6 +14,8 @@ from tests.chaos.storm.raw_http import NoAnswerError, Reply, ask
 MODEL = "scripted"
 _SHOWN = 300
 _SUCCESS = range(200, 300)
+_OVERLOADED = HTTPStatus.SERVICE_UNAVAILABLE
+_OVERLOADED_BY_MESSAGES = 529  # of Anthropic's API
 
 
 @dataclass
@@ -100,9 +102,8 @@ class Attacker:
 
     def check_head(self, reply: Reply, path: str) -> None:
         self.count(str(reply.status))
-        is_overload = reply.status == HTTPStatus.SERVICE_UNAVAILABLE and (
-            "retry-after" in reply.headers
-        )
+        overloaded = _OVERLOADED_BY_MESSAGES if path.startswith("/v1/messages") else _OVERLOADED
+        is_overload = reply.status == overloaded and "retry-after" in reply.headers
         if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not is_overload:
             self.fault(f"{path[:_SHOWN]}: {reply.status} {dict(reply.headers)}")
 

@@ -76,7 +76,8 @@ async def deep_and_odd_json(attacker: Attacker) -> None:
         dumps({str(n): n for n in range(attacker.size(50_000))}),
     )
     paths = ("/results/", "/contexts/", "/v1/chat/completions", "/v1/responses", "/generate", "/tokenize",
-             "/v1/batches", "/inference/scripted", "/v1/completions", "/chat_tokenize")  # fmt: skip
+             "/v1/batches", "/inference/scripted", "/v1/completions", "/chat_tokenize", "/v1/messages",
+             "/v1/messages/count_tokens")  # fmt: skip
     for body in attacker.chance.sample(bodies, 3):
         await attacker.post(attacker.chance.choice(paths), body)
 
@@ -87,7 +88,7 @@ async def odd_parameters(attacker: Attacker) -> None:
         ["x" * 200] * 16, {"a" * 100: 1}, odd(attacker),
     )  # fmt: skip
     names = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "n", "logprobs", "logit_bias",
-             "structured_outputs", "bad_words", "stop_token_ids", "unknown")  # fmt: skip
+             "structured_outputs", "bad_words", "stop_token_ids", "allowed_token_ids", "min_p", "unknown")  # fmt: skip
     for _ in range(10):
         chosen = {attacker.chance.choice(names): attacker.chance.choice(values) for _ in range(3)}
         await attacker.post("/results/", dumps(short(attacker) | {"parameters": chosen}))
@@ -162,6 +163,29 @@ async def other_dialects(attacker: Attacker) -> None:
         await attacker.post(path, dumps(body))
     await attacker.post("/inference/scripted", dumps({"text": text, "max_tokens": "99999999999"}))
     await attacker.post("/inference", dumps({"text": text, "temperature": "nan"}))
+
+
+async def messages(attacker: Attacker) -> None:
+    text = odd(attacker) or "m"
+    kinds = ("text", "tool_use", "tool_result", "thinking", "image", odd(attacker))
+    blocks = [
+        {"type": attacker.chance.choice(kinds), "text": text, "id": "a", "name": "f", "input": {text[:9]: 1},
+         "tool_use_id": text[:200], "content": text}
+        for _ in range(attacker.size(500))
+    ]  # fmt: skip
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 4,
+        "system": text,
+        "stream": attacker.chance.random() < 0.5,
+    }
+    body["messages"] = [{"role": "user", "content": attacker.chance.choice([text, blocks, []])}]
+    body["stop_sequences"] = ["a" * length + "b" for length in range(240, 256)]
+    if attacker.chance.random() < 0.3:
+        schema = {"type": "object", "properties": {text[:20]: {"$ref": "#"}}}
+        body["tools"] = [{"name": "f", "input_schema": schema}] * attacker.size(600)
+    await attacker.post("/v1/messages", dumps(body), **{"anthropic-beta": "x" * 5000})
+    await attacker.post("/v1/messages/count_tokens", dumps(body))
 
 
 async def files_and_batches(attacker: Attacker) -> None:
@@ -277,6 +301,6 @@ async def wrong_tokens(attacker: Attacker) -> None:
 
 REQUESTS = (
     list_of_results, largest_prompt, largest_context, deep_and_odd_json, odd_parameters, grammars, many_choices,
-    many_prompts, templates, tokenizers, stored_responses, other_dialects, files_and_batches, broken_forms,
+    many_prompts, templates, tokenizers, stored_responses, other_dialects, messages, files_and_batches, broken_forms,
     lists_and_search, keys_and_headers, webhooks, foreign_rows, wrong_tokens,
 )  # fmt: skip

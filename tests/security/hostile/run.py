@@ -169,7 +169,7 @@ async def _sending(polite: Polite) -> AsyncIterator[None]:
 async def _attacking(order: Order, account: Account) -> AsyncIterator[None]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.security.hostile.attack_process", cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     assert process.stdin
     process.stdin.write(orjson.dumps(asdict(order)) + b"\n")

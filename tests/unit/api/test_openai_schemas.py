@@ -12,8 +12,14 @@ from app.api.errors.openai_errors import error_body, error_response
 from app.api.json_codec import parse
 from app.api.openai.chat_responses import ChatFrames, chat_completion
 from app.api.openai.chat_schemas import ChatRequest
-from app.api.openai.completions_schemas import CompletionFrames, CompletionRequest, completion
+from app.api.openai.completions_schemas import (
+    CompletionFrames,
+    CompletionRequest,
+    PromptText,
+    completion,
+)
 from app.api.openai.schemas import likeliest, sampled_of, usage_of
+from app.api.output_rules import OutputRules
 from app.api.tgi.response_schemas import best_first
 from app.core.errors import (
     FieldError,
@@ -31,6 +37,7 @@ from app.results.requests import SendOptions
 from app.results.rows import ResultRow
 from tests.result_rows import result_row
 
+PROMPT = PromptText("p", "p")
 MESSAGES = [{"role": "user", "content": "hi"}]
 # Text that UTF-8 can encode.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
@@ -59,7 +66,7 @@ def test_frames_are_json_for_all_texts(model: str, texts: list[str], with_usage:
     options = {"include_usage": with_usage}
     ids = [new_id(), new_id()]
     for frames in (
-        ChatFrames(chat(model=model[:256], stream_options=options), None, ids),
+        ChatFrames(chat(model=model[:256], stream_options=options), OutputRules(), ids),
         CompletionFrames(text(model=model[:256], stream_options=options), ["p"], ids),
     ):
         produced = frames.begin()
@@ -83,7 +90,7 @@ def test_usage_is_not_invented() -> None:
     known = usage_of([row(), row(), row(prompt_tokens=5), row()], 2)
     assert known == {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 16}
     assert usage_of([row(completion_tokens=None)], 1) is None
-    assert "usage" not in chat_completion(chat(), None, [row(prompt_tokens=None)])
+    assert "usage" not in chat_completion(chat(), OutputRules(), [row(prompt_tokens=None)])
 
 
 def sent(answer: dict[str, Any]) -> dict[str, Any]:
@@ -100,11 +107,13 @@ def test_the_sampled_token_is_known_among_the_likely_ones() -> None:
     assert sampled_of(token) is sampled
     assert likeliest(token, 2) == [best, second]
     logprobs = orjson.dumps([token]).decode()
-    answer = chat_completion(chat(logprobs=True, top_logprobs=2), None, [row(logprobs=logprobs)])
+    answer = chat_completion(
+        chat(logprobs=True, top_logprobs=2), OutputRules(), [row(logprobs=logprobs)]
+    )
     (produced,) = sent(answer)["choices"][0]["logprobs"]["content"]
     assert (produced["token"], produced["logprob"], produced["bytes"]) == ("\ufffd", -5.0, None)
     assert [one["bytes"] for one in produced["top_logprobs"]] == [[97], [98]]
-    answer = completion(text(logprobs=2), ["p"], [row(logprobs=logprobs)])
+    answer = completion(text(logprobs=2), [PROMPT], [row(logprobs=logprobs)])
     old = sent(answer)["choices"][0]["logprobs"]
     assert old["top_logprobs"] == [{"a": -0.1, "b": -1.0, "\ufffd": -5.0}]
 
@@ -115,7 +124,10 @@ def test_what_vllm_takes_and_the_backend_cannot_is_refused_by_name() -> None:
     for make, name, value in (
         (text, "add_special_tokens", False),
         (chat, "add_special_tokens", True),
-        (chat, "allowed_token_ids", [0]),
+        (chat, "dry_multiplier", 0.8),
+        (text, "xtc_probability", 0.5),
+        (chat, "typical_p", 0.9),
+        (text, "guided_whitespace_pattern", " ?"),
         (text, "logprob_token_ids", [0]),
         (chat, "thinking_token_budget", 9),
         (text, "prompt_embeds", "x"),
@@ -127,17 +139,25 @@ def test_what_vllm_takes_and_the_backend_cannot_is_refused_by_name() -> None:
         assert [error.field for error in caught.value.errors] == [name]
 
 
+def test_members_without_effect_are_accepted() -> None:
+    neutral = {
+        "dry_multiplier": 0.0, "dry_base": 1.75, "xtc_probability": 0, "xtc_threshold": 0.1,
+        "typical_p": 1.0, "tfs_z": 1, "mirostat_mode": 0, "top_a": 0, "smoothing_factor": None,
+    }  # fmt: skip
+    assert chat(**neutral).to_send_options(None) == SendOptions()
+
+
 def test_an_impossible_token_has_a_number() -> None:
     """The engine's minus infinity is stored as null."""
     entry = {"logprob": None, "rank": 1, "decoded_token": "a", "sampled": True}
     produced = row(logprobs=orjson.dumps([{"5": entry}]).decode())
-    (choice,) = sent(chat_completion(chat(logprobs=True), None, [produced]))["choices"]
+    (choice,) = sent(chat_completion(chat(logprobs=True), OutputRules(), [produced]))["choices"]
     assert choice["logprobs"]["content"][0]["logprob"] == -9999.0
-    (old,) = sent(completion(text(logprobs=1), ["p"], [produced]))["choices"]
+    (old,) = sent(completion(text(logprobs=1), [PROMPT], [produced]))["choices"]
     assert old["logprobs"]["token_logprobs"] == [-9999.0]
     assert old["logprobs"]["top_logprobs"] == [{"a": -9999.0}]
     likely = row("likely", logprobs=orjson.dumps([{"5": entry | {"logprob": -9.0}}]).decode())
-    (best,) = completion(text(best_of=2), ["p"], [produced, likely])["choices"]
+    (best,) = completion(text(best_of=2), [PROMPT], [produced, likely])["choices"]
     assert best["text"] == "likely"
     assert best_first([produced, likely]) == [likely, produced]
 
@@ -150,7 +170,7 @@ def test_the_best_of_several_come_first() -> None:
     request = text(prompt=["p", "q"], best_of=3, n=2)
     assert request.to_send_options().parameters.logprobs == 0
     rows = [ranked(value) for value in (-3.0, -1.0, -2.0, -6.0, -5.0, -4.0)]
-    answer = completion(request, ["p", "q"], rows)
+    answer = completion(request, [PROMPT, PROMPT], rows)
     assert [one["text"] for one in answer["choices"]] == ["-1.0", "-2.0", "-4.0", "-5.0"]
     assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
 
@@ -175,6 +195,7 @@ def test_only_what_is_asked_for_is_sent() -> None:
         stop_token_ids=[1],
         include_stop_str_in_output=True,
         bad_words=["y"],
+        allowed_token_ids=[3, 4],
         priority=7,
         metadata={"a": "b"},
         logprobs=True,
@@ -204,6 +225,7 @@ def test_only_what_is_asked_for_is_sent() -> None:
         "stop_token_ids": [1],
         "include_stop_str_in_output": True,
         "bad_words": ["y"],
+        "allowed_token_ids": [3, 4],
         "logprobs": 2,
         "structured_outputs": {"json_object": True},
     }
@@ -228,6 +250,7 @@ def test_only_what_is_asked_for_is_sent() -> None:
 )
 def test_every_name_of_a_constraint(members: dict[str, Any], constraint: Any) -> None:
     assert chat(**members).to_send_options(None).parameters.structured_outputs == constraint
+    assert text(**members).to_send_options().parameters.structured_outputs == constraint
 
 
 def tool(name: str, parameters: Any = None) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from app.api.openai.responses_output import ResponseRead, response_to_wire
 from app.api.openai.responses_schemas import ResponseCreate
 from app.api.openai.schemas import OpenAIRequest
 from app.api.openai.stored_responses import StoredRequest
+from app.api.output_rules import OutputRules
 from app.auth.principal import ANYONE
 from app.batches.files import File
 from app.core.errors import ConflictError, invalid_field
@@ -62,7 +63,8 @@ PENDING = ResultRow(
     finish_reason=None, parameters="{}", prompt_tokens=None, completion_tokens=None, attempt=0,
     cancel_requested_at=None, started_at=None, first_token_at=None, finished_at=None, metadata="{}",
     retry_of=None, logprobs=None, erased_at=None, store=True, request=None, kind="generation",
-    source_id=None, attribution=None, text_attempt=None, continuations=0,
+    source_id=None, attribution=None, text_attempt=None, continuations=0, prompt_logprobs=None,
+    vector=None,
 )  # fmt: skip
 COMPLETED = PENDING._replace(
     state="completed", output="text", finish_reason="stop", prompt_tokens=1, completion_tokens=2,
@@ -73,10 +75,11 @@ FAILED = COMPLETED._replace(
 )
 # With each member that only some results have.
 WITH_ALL = COMPLETED._replace(
-    kind="attribution", output="{}", logprobs="[]", erased_at=ENDED, source_id=new_id(),
+    kind="attribution", output="{}", logprobs="[]", prompt_logprobs="[]", erased_at=ENDED, source_id=new_id(), reused_from=new_id(),
     retry_of=new_id(), attribution=json.dumps({"queue": queue_of("demo"), "id": str(new_id())}),
 )  # fmt: skip
-ADDED_BY_ROUTES = {"prompt_start"}  # lists with `prompts`
+# Lists with `prompts`, and those that cut a text.
+ADDED_BY_ROUTES = {"prompt_start", "truncated"}
 
 
 def to_json(wire: object) -> Any:
@@ -172,7 +175,7 @@ def test_files_have_the_schemas_members(expires_at: datetime | None) -> None:
 @pytest.mark.parametrize("row", [PENDING, COMPLETED, FAILED])
 def test_responses(row: ResultRow) -> None:
     create = ResponseCreate.model_validate({"model": "demo", "input": "x"})
-    stored = StoredRequest.of(create.to_stored(None))
+    stored = StoredRequest.of(create.to_stored(OutputRules()))
     assert stored is not None
     wire = to_json(response_to_wire(stored, row))
     check(ResponseRead, wire)

@@ -52,7 +52,6 @@ def sampling_of(parameters: dict[str, Any]) -> dict[str, Any]:
             {"decoder_input_details": True},
             "`decoder_input_details` is not supported: the backend cannot do it",
         ),
-        ({"adapter_id": "x"}, "`adapter_id` is not supported: the backend cannot do it"),
         (
             {"grammar": {"type": "regex", "value": 1}},
             "grammar is not valid: a regex must be a string",

@@ -9,6 +9,7 @@ import pytest
 from app.api.json_codec import parse
 from app.api.openai.responses_schemas import ResponseCreate
 from app.api.openai.stored_responses import StoredRequest
+from app.api.output_rules import OutputRules
 from app.inference.prompts import PromptFormat
 from app.inference.tool_calls import (
     NamedReader,
@@ -39,11 +40,11 @@ def test_a_stored_request_is_parsed_like_the_new_one(
     members = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": is_parallel}
     create = parse(ResponseCreate, orjson.dumps({"model": "m", "input": "hi"} | members))
     use = create.to_chat().to_tool_use(FORMAT)
-    stored = StoredRequest.of(create.to_stored(use))
+    stored = StoredRequest.of(create.to_stored(OutputRules(use)))
     assert use is not None
     assert stored is not None
-    assert stored.use is not None
-    for one in (use, stored.use):
+    assert stored.rules.tools is not None
+    for one in (use, stored.rules.tools):
         for output in (LIST, f"[TOOL_CALLS]{LIST}", '{"a": 1}'):
             assert read_all(one.new_reader(), output) == read_all(new_reader(), output)
         assert (one.tool_format, one.is_parallel) == (ToolFormat.MISTRAL, is_parallel)

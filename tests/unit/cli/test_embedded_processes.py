@@ -65,6 +65,16 @@ async def test_a_child_ends_with_the_wait_for_it(log_file: Path) -> None:
     assert child.poll() is not None
 
 
+async def test_a_child_has_a_session_of_its_own(log_file: Path) -> None:
+    """Ctrl-C in the terminal does not reach it, and the kernel schedules it apart from its siblings."""
+    child = processes.spawn(["sleep", "600"], log_file=log_file, env=os.environ)
+    try:
+        assert os.getsid(child.pid) == os.getpgid(child.pid) == child.pid
+    finally:
+        child.kill()
+        child.wait()
+
+
 async def test_the_status_of_a_child_that_is_waited_for(log_file: Path) -> None:
     child = processes.spawn(["sh", "-c", "exit 3"], log_file=log_file, env=os.environ)
     async with asyncio.timeout(30):

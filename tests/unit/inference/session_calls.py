@@ -48,6 +48,7 @@ class Part:
     tokens: int = 1
     ids: tuple[int, ...] = ()
     logprobs: str = ""
+    prompt_logprobs: str = ""
     event: dict[str, Any] = field(default_factory=dict)
 
 
@@ -80,6 +81,8 @@ def step_tensors(*parts: Part) -> dict[str, bytes]:
         tensors["token_ids"] = numbers(*ids)
     if any(part.logprobs for part in parts):
         tensors["logprobs"] = strings(*(part.logprobs for part in parts))
+    if any(part.prompt_logprobs for part in parts):
+        tensors["prompt_logprobs"] = strings(*(part.prompt_logprobs for part in parts))
     if events := [{"slot": part.slot} | part.event for part in parts if part.event]:
         tensors["session_events"] = strings(*map(json.dumps, events))
     return tensors

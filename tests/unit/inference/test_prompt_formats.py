@@ -216,7 +216,8 @@ async def test_a_format_is_read_once(tmp_path: Path) -> None:
     write(tmp_path / "m" / "1" / "model.json", {"model": "elsewhere", "max_model_len": 8})
     assert await formats.get("m") is None
     first, again = await asyncio.gather(PromptFormats(tmp_path).get("m"), formats.get("n"))
-    assert first == PromptFormat(None, None, {}, 8)
+    assert first is not None
+    assert first == PromptFormat(None, None, {}, 8, revision=first.revision)
     assert again is None
 
 

@@ -194,7 +194,8 @@ def test_weights_that_are_not_here_make_a_model_text_only(tmp_path: Path) -> Non
     (tmp_path / "m/1/model.json").write_text('{"model": "Qwen/Qwen3-0.6B", "max_model_len": 5}')
     (tmp_path / "m/1/config.json").unlink()
     found = read_format(tmp_path, "m")
-    assert found == PromptFormat(None, None, {}, 5)
+    assert found is not None
+    assert found == PromptFormat(None, None, {}, 5, revision=found.revision)
 
 
 @pytest.mark.parametrize(

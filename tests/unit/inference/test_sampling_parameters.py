@@ -1,5 +1,7 @@
 """Sampling parameters: each bound is enforced and stands in its message."""
 
+import json
+
 import annotated_types
 import pytest
 from pydantic.fields import FieldInfo
@@ -52,6 +54,36 @@ def test_bounds(
         assert bound in message
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [
+        ("logit_bias", {str(number): 0 for number in range(301)}, "logit_bias"),
+        ("bad_words", ["x"] * 257, "bad_words"),
+        ("bad_words", ["x" * 257], "bad_words.0"),
+        ("allowed_token_ids", [], "allowed_token_ids"),
+        ("allowed_token_ids", [0] * 4097, "allowed_token_ids"),
+        ("allowed_token_ids", [-1], "allowed_token_ids.0"),
+        ("structured_outputs", {"choice": ["x"] * 1001}, "structured_outputs.choice"),
+        ("structured_outputs", {"grammar": "x" * 65_537}, "structured_outputs.grammar"),
+        ("structured_outputs", {"structural_tag": "x"}, "structured_outputs.structural_tag"),
+    ],
+)
+def test_lists_and_texts_are_bounded(name: str, value: object, field: str) -> None:
+    assert problem(json.dumps({name: value}))[0] == field
+
+
+def test_lists_at_their_bounds() -> None:
+    largest = {
+        "logit_bias": {str(number): -100 for number in range(300)},
+        "bad_words": ["x" * 256] * 256,
+        "allowed_token_ids": list(range(4096)),
+    }
+    assert (
+        parse(SamplingParameters, json.dumps(largest).encode()).to_stored(1)
+        == {"max_tokens": 1} | largest
+    )
+
+
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
 def test_numbers_that_are_none(name: str, word: str) -> None:
@@ -65,7 +97,7 @@ def test_no_bound_is_forgotten() -> None:
         if name in FLOATS or name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs"):
             assert kinds & {annotated_types.Ge, annotated_types.Gt}, name
             assert kinds & {annotated_types.Le, annotated_types.Lt}, name
-        if name in ("stop", "stop_token_ids", "bad_words", "logit_bias"):
+        if name in ("stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids"):
             assert annotated_types.MaxLen in kinds, name
 
 
@@ -80,7 +112,11 @@ def bounds(field: FieldInfo) -> set[type]:
     return found
 
 
-@pytest.mark.parametrize("name", ["best_of", "max_new_tokens", "stream", "Temperature", "prompt"])
+@pytest.mark.parametrize(
+    "name",
+    ["best_of", "max_new_tokens", "stream", "Temperature", "prompt", "dry_multiplier",
+     "xtc_probability", "typical_p", "mirostat"],
+)  # fmt: skip
 def test_unknown_parameters_are_reported(name: str) -> None:
     assert problem(f'{{"{name}": 1}}') == (name, "unknown field")
 

@@ -14,7 +14,7 @@ from app.inference.session_messages import (
     read_step,
 )
 from app.inference.triton_errors import ModelFailedError
-from app.inference.triton_messages import Delta, EarlierText
+from app.inference.triton_messages import Delta, EarlierText, build_request
 from tests.unit.inference.session_calls import (
     Engine,
     Part,
@@ -217,3 +217,24 @@ async def test_a_slot_that_has_ended_gets_no_more() -> None:
     assert await done.error() is None
     assert done.text == "a"
     await check_failed(engine, [other])
+
+
+def test_log_probabilities_of_prompts_are_those_of_their_slots() -> None:
+    first, second, third = deltas(
+        Part(1, "a", prompt_logprobs="[null]"), Part(2, "b"), Part(3, "c", prompt_logprobs="[NaN]")
+    )
+    assert [first.prompt_logprobs, second.prompt_logprobs] == ["[null]", None]
+    assert third.prompt_logprobs == "[null]"
+    assert [one.prompt_logprobs for one in deltas(Part(1, "a"), Part(2, "b"))] == [None, None]
+
+
+def test_token_ids_of_a_prompt_are_no_sampling_parameter() -> None:
+    parameters = {"max_tokens": 1, "prompt_token_ids": [3, 1]}
+    command = build_submission(1, "p", parameters, is_live=False, returns_ids=False, earlier=None)
+    assert command["submit"]["prompt_token_ids"] == [3, 1]
+    assert command["submit"]["parameters"] == {"max_tokens": 1}
+    request = build_request("m", "p", parameters)
+    names = [tensor.name for tensor in request.inputs]
+    assert request.raw_input_contents[names.index("prompt_token_ids")] == numbers(3, 1)
+    assert b"prompt_token_ids" not in request.raw_input_contents[names.index("sampling_parameters")]
+    assert parameters["prompt_token_ids"] == [3, 1]

@@ -1,6 +1,7 @@
 """Files of a model's entry: its newest version, its weights, its tokenizer and special tokens."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from app.inference.tokenizer_files import (
+    default_parameters,
     end_ids,
     leading_token,
     newest_version,
     read_json,
+    revision,
     special_ids,
     special_tokens,
     tokenizer_file,
@@ -110,6 +113,58 @@ def test_end_ids_are_those_of_all_files(
     write(tmp_path / "generation_config.json", generation)
     assert end_ids(make_tokenizer(), name, tmp_path) == ids
     assert end_ids(None, name, tmp_path) == ids - {2}
+
+
+SAMPLING = {"temperature": 0.6, "top_k": 20, "min_p": None, "max_new_tokens": 9, "do_sample": True}
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({}, {"temperature": 0.6, "top_k": 20}),
+        ({"generation_config": "auto"}, {"temperature": 0.6, "top_k": 20}),
+        ({"generation_config": "vllm"}, {}),
+        (
+            {"generation_config": "vllm", "override_generation_config": {"top_p": 0.5, "x": 1}},
+            {"top_p": 0.5},
+        ),
+        ({"override_generation_config": {"top_k": 1}}, {"temperature": 0.6, "top_k": 1}),
+        ({"generation_config": "models/m/other"}, {"presence_penalty": 1}),
+        ({"generation_config": "models/m/missing"}, {}),
+    ],
+)
+def test_default_parameters_are_those_of_the_engine(
+    tmp_path: Path, engine: Any, expected: Any
+) -> None:
+    write(tmp_path / "weights" / "generation_config.json", SAMPLING)
+    write(tmp_path / "m" / "other" / "generation_config.json", {"presence_penalty": 1})
+    assert default_parameters(tmp_path, engine, tmp_path / "weights") == expected
+
+
+def test_default_parameters_are_unknown_without_the_weights(tmp_path: Path) -> None:
+    assert default_parameters(tmp_path, {}, None) is None
+    assert default_parameters(tmp_path, {"generation_config": "vllm"}, None) == {}
+
+
+def test_a_revision_changes_with_the_files_of_a_model(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    write(tmp_path / "1" / "model.json", {})
+    write(weights / "config.json", {})
+    write(weights / "a.safetensors", "x")
+    file = tmp_path / "1" / "model.json"
+    found = [revision(file, weights), revision(file, None)]
+    assert revision(file, weights) == found[0]
+    write(weights / "README.md", "no part of the model")
+    assert revision(file, weights) == found[0]
+    write(weights / "a.safetensors", "xx")
+    found.append(revision(file, weights))
+    os.utime(weights / "a.safetensors", ns=(0, 0))
+    found.append(revision(file, weights))
+    write(tmp_path / "1" / "multi_lora.json", {"a": "b"})
+    found.append(revision(file, weights))
+    write(file, {"max_model_len": 5})
+    found.append(revision(file, weights))
+    assert len(set(found)) == len(found)
 
 
 def test_the_leading_token_is_what_the_tokenizer_adds_itself() -> None:

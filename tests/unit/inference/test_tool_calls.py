@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle
 from uuid import UUID
 
@@ -149,7 +150,7 @@ def test_half_a_surrogate_pair_stays_escaped() -> None:
 
 
 MAKERS: list[Callable[[], Reader]] = [
-    *(lambda one=one: reader_of(one) for one in ToolFormat),
+    *(partial(reader_of, one) for one in ToolFormat),
     reader_of_forced,
 ]
 FRAGMENTS = st.sampled_from(
@@ -158,6 +159,11 @@ FRAGMENTS = st.sampled_from(
         "[", "]", ",", " ", "\n", "{", "}", '"', "\\", "f", "add", '{"name": "f"}', "🙂",
         '{"name": "f", "arguments": {"x": "}\\""}}', '{"name": "f", "parameters": {}}',
         '<tool_call>{"name": "f"}</tool_call>', '[TOOL_CALLS][{"name": "f"}', "[TOOL_CALLS]f{}",
+        "<function=", "f>", "<parameter=", "a>", "</parameter>", "</function>", "<arg_key>", "</arg_key>",
+        "<arg_value>", "</arg_value>", "<seed:tool_call>", "</seed:tool_call>", "[f(", "a=", ")", "'",
+        "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581begin\uff5c>",
+        "<\uff5ctool\u2581sep\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>", "```json", "```",
+        "<|python_start|>", "<|python_end|>",
     ]
 )  # fmt: skip
 
@@ -167,8 +173,8 @@ FRAGMENTS = st.sampled_from(
     st.lists(st.integers(1, 7), min_size=1, max_size=40),
     st.sampled_from(MAKERS),
 )
-@example('[TOOL_CALLS]f{"x": 1}f', [1], MAKERS[2])
-@example('{"name": "f"};;', [1], MAKERS[1])
+@example('[TOOL_CALLS]f{"x": 1}f', [1], lambda: reader_of(MISTRAL))
+@example('{"name": "f"};;', [1], lambda: reader_of(LLAMA))
 def test_the_cuts_change_nothing(text: str, sizes: list[int], make: Callable[[], Reader]) -> None:
     """The calls and the text do not depend on the cuts; a text that holds no call is returned whole."""
     words, calls = read_in_pieces(make(), text, sizes)
@@ -183,8 +189,6 @@ def test_the_cuts_change_nothing(text: str, sizes: list[int], make: Callable[[],
     ("template", "found"),
     [
         ("{{ '<tool_call>\\n' }}{{ tool_call | tojson }}", HERMES),
-        ("<tool_call>\n<function={{ name }}>", None),
-        ("<tool_call>{{ name }}<arg_key>", None),
         ("{{ '[TOOL_CALLS] [' }}", MISTRAL),
         ("<|start_header_id|>{{ role }}", LLAMA),
         ("{{ '<|python_tag|>' }}", LLAMA),

@@ -81,6 +81,13 @@ async def test_a_model_that_was_reloaded_is_asked_for_its_inputs_again() -> None
     assert (len(client.metadata), client.queries) == (2, 2)
 
 
+async def test_a_bias_is_refused_by_a_backend_that_cannot_read_it() -> None:
+    client = Client()
+    with pytest.raises(RefusedError, match=r"^logit_bias: the backend of model m"):
+        await client.run("m", "x", {"logit_bias": {"5": 1.0}}, lambda _: None)
+    assert client.metadata == []
+
+
 async def test_other_refusals_are_final() -> None:
     client = Client(refusal("INVALID_ARG: no"))
     with pytest.raises(RefusedError):

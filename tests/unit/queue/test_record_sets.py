@@ -54,7 +54,7 @@ def new_result(**members: Any) -> NewResult:
 
 def test_values_stand_in_the_columns_order() -> None:
     result = new_result(key=NewKey("k", b"hash", 5.0))
-    columns = enqueue._KEYED_RESULTS
+    columns = enqueue._results(keys=True, jobs=True, reuses=True)
     values = columns.arguments([result, result], may_start=[True, False])
     by_name = dict(zip(columns.types, values, strict=True))
     assert by_name["id"] == [result.id, result.id]
@@ -68,10 +68,19 @@ def test_values_that_results_share_are_sent_once() -> None:
     contexts, forms, flows = (
         list(one.types) for one in (enqueue.CONTEXTS, enqueue._FORMS, enqueue._FLOWS)
     )
-    names = (*contexts, *enqueue._RESULTS.types, *forms, *flows)
+    names = (
+        *contexts,
+        *enqueue._results(keys=False, jobs=False, reuses=False).types,
+        *forms,
+        *flows,
+    )
     assert all(isinstance(column, Sequence) for column in arguments)
     columns = [(name, list(column)) for name, column in zip(names, arguments[:-1], strict=True)]  # type: ignore[call-overload]
-    results = dict(columns[len(contexts) :][: len(enqueue._RESULTS.types)])
+    results = dict(
+        columns[len(contexts) :][
+            : len(enqueue._results(keys=False, jobs=False, reuses=False).types)
+        ]
+    )
     assert results["id"] == [first.id, urgent.id, again.id]
     assert (results["form"], results["flow"]) == ([1, 2, 1], [1, 2, 1])
     assert dict(columns[-len(flows) - len(forms) : -len(flows)])["priority"] == [0, 3]

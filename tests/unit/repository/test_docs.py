@@ -10,6 +10,7 @@ from app.core.settings import Settings
 from app.core.settings.observability import LogSettings
 from app.ui.settings import UiSettings
 from docs.generate_settings import render
+from llm_api_client.config import KEY_VARIABLE, URL_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -56,7 +57,7 @@ def test_the_statuses_in_the_table_are_the_codes_own() -> None:
 def test_settings_named_anywhere_exist() -> None:
     settings = (Settings, LogSettings, UiSettings)
     fields = [field for one in settings for field in one.model_fields.values()]
-    known = {field.alias for field in fields}
+    known = {field.alias for field in fields} | {KEY_VARIABLE, URL_VARIABLE}
     renamed = [f.validation_alias for f in fields if isinstance(f.validation_alias, AliasChoices)]
     old_names = {name for alias in renamed for name in alias.choices}
     for document in [*DOCS.rglob("*.md"), ROOT / "README.md", *(ROOT / "app").rglob("*.py")]:
@@ -98,3 +99,12 @@ def test_files_that_documents_name_exist() -> None:
             if not path.exists():
                 missing.append(f"{document.relative_to(ROOT)}: {match[0]}")
     assert not missing
+
+
+def test_measured_figures_of_one_host_are_those_of_the_benchmarks() -> None:
+    table = (DOCS / "scaling.md").read_text().partition("## One host")[2].partition("\n\n|")[2]
+    rows = [line.split("|") for line in table.partition("\n\n")[0].splitlines()[2:]]
+    figures = {number for row in rows for number in re.findall(r"\d+,\d{3}", row[2])}
+    recorded = (DOCS / "benchmarks.md").read_text()
+    assert len(figures) >= 8
+    assert {one for one in figures if one not in recorded} == set()

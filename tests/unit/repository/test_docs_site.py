@@ -20,4 +20,7 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     reference = (tmp_path / "site" / "api.html").read_text()
     assert "/results/{result_id}/stream" in reference
     assert "max_tokens" in reference
+    client = (tmp_path / "site" / "client_api.html").read_text()
+    assert "client.launches.create" in client
+    assert "Idempotency-Key" in client or "idempotency_key" in client
     assert '<script src="http' not in reference  # nothing from elsewhere

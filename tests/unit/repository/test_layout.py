@@ -105,7 +105,7 @@ def test_modules_have_meaningful_names() -> None:
 
 
 def test_files_have_at_most_350_lines() -> None:
-    roots = ("app", "triton", "tools", "bench", "nvidia_triton")
+    roots = ("app", "client", "triton", "tools", "bench", "nvidia_triton")
     lengths = {
         path.as_posix(): text.count("\n")
         for path, text in texts()
@@ -137,7 +137,7 @@ def test_every_module_states_its_purpose() -> None:
         path.as_posix()
         for path, text in texts()
         if path.suffix == ".py"
-        and path.parts[0] in ("app", "tests", "bench", "triton", "nvidia_triton")
+        and path.parts[0] in ("app", "client", "tests", "bench", "triton", "nvidia_triton")
         and text.strip() and not text.lstrip().startswith(('"""', "#!"))
     ]  # fmt: skip
     assert not silent

@@ -82,6 +82,7 @@ class Format:
 
     max_model_len = 100
     has_chat = True
+    task = None
 
     def __init__(self, tokens: int | None) -> None:
         self.tokens = tokens

@@ -17,7 +17,7 @@ class Turns(ResultIndexer):
     """Each turn is an error or a pause of the test's; it keeps the times and sizes."""
 
     def __init__(self, *turns: float | Exception) -> None:
-        settings = Settings.model_construct(history_days=1)
+        settings = Settings.model_construct(history_days=1, search="words")
         super().__init__(cast(Any, self), cast(Any, None), settings)
         self.turns = list(turns)
         self.found: list[tuple[float, int]] = []
@@ -63,7 +63,11 @@ class Looks(ResultIndexer):
     """One turn, of what the look finds; the names of what it did."""
 
     def __init__(self, *, is_due: bool, may_walk: bool, is_new_minute: bool, has: str) -> None:
-        super().__init__(cast(Any, self), cast(Any, None), Settings.model_construct(history_days=1))
+        super().__init__(
+            cast(Any, self),
+            cast(Any, None),
+            Settings.model_construct(history_days=1, search="words"),
+        )
         self.look = {"is_due": is_due, "may_walk": may_walk, "is_new_minute": is_new_minute}
         self.has = has
         self.done: list[str] = []
@@ -137,6 +141,6 @@ async def test_a_minute_that_another_process_began_is_left_to_it() -> None:
             self.statements += 1
             return []
 
-    taken, settings = Taken(), Settings.model_construct(history_days=1)
+    taken, settings = Taken(), Settings.model_construct(history_days=1, search="words")
     await ResultIndexer(cast(Any, taken), cast(Any, None), settings)._begin_minute()
     assert taken.statements == 1

@@ -53,7 +53,7 @@ class House:
             api_process=PROCESS,
         )
 
-    async def find(self, _name: str) -> Model:
+    async def find(self, _name: str, _team_id: str | None = None) -> Model:
         return self.model
 
     def serving(self, queue: str) -> Model:

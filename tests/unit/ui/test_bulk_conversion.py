@@ -1,99 +1,110 @@
-"""Whole files into batches: parts, errors of lines, ids, and a large file in little memory."""
+"""Whole files into kept rows: errors of lines, keys, and a large file in little memory."""
 
 import io
 import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import orjson
+import pytest
 from hypothesis import given, strategies as st
 
-from app.batches.lines import LineReader
-from app.ui.bulk.conversion import Bounds, Conversion, SeenTexts, convert
-from app.ui.bulk.mapping import CHAT, check_line, read_mapping, to_line
+from app.ui.bulk.conversion import Conversion, SeenTexts, convert
+from app.ui.bulk.kept_rows import KeptRow, header_line, read_columns, read_rows
+from app.ui.bulk.mapping import read_mapping, to_request
 from app.ui.bulk.table import read_table
+from app.ui.errors import RefusedError
 
 LARGE = 200_000
 
 
-def convert_csv(file: BinaryIO, directory: Path, bounds: Bounds, **form: str) -> Conversion:
-    table = read_table(file, "file.csv")
+FORM = {"prompt": "prompt", "model": "m"}
+
+
+class Kept(io.BytesIO):
+    """A file of kept rows, which the API serves in pieces."""
+
+    @asynccontextmanager
+    async def stream(self, *_: object, **__: object) -> AsyncIterator[SimpleNamespace]:
+        async def pieces() -> AsyncIterator[bytes]:
+            content = self.getvalue()
+            for start in range(0, len(content), 1000):
+                yield content[start : start + 1000]
+
+        yield SimpleNamespace(aiter_bytes=pieces)
+
+
+def keep(
+    file: BinaryIO, name: str = "file.csv", kept: BinaryIO | None = None, **form: str
+) -> tuple[Conversion, Kept]:
+    """Convert a file; what was read, and the file of its rows behind their header."""
+    table = read_table(file, name)
     file.seek(0)
-    mapping = read_mapping({"prompt": "prompt", **form}, table.columns)
-    return convert(file, table, lambda row: to_line(row, mapping), directory, bounds)
+    mapping = read_mapping(FORM | form, table.columns)
+    rows = io.BytesIO() if kept is None else kept
+    done = convert(file, table, lambda row: to_request(row, mapping), rows)
+    assert isinstance(rows, io.BytesIO)
+    return done, Kept(header_line(done.columns, FORM | form) + rows.getvalue())
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+async def rows_of(kept: Kept) -> list[KeptRow]:
+    api: Any = kept
+    return [row async for row in read_rows(api, "file-x")]
 
 
-def test_wrong_lines_are_left_out_and_reported(tmp_path: Path) -> None:
+async def test_wrong_lines_are_left_out_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.ui.bulk.conversion.MAX_REQUEST", 300)
     content = 'id,prompt\na,one\na,again\nb,\n"c",two\nd,"x" y\ne,1,2\nf,' + "x" * 400 + "\n"
-    done = convert_csv(io.BytesIO(content.encode()), tmp_path, Bounds(line_size=300), id="id")
+    done, kept = keep(io.BytesIO(content.encode()), id="id")
     assert (done.rows, done.left_out, done.requests) == (7, 5, 2)
     assert [(error.line, error.message.split(":")[0][:34]) for error in done.errors] == [
         (3, "The id “a” is that of an earlier l"),
         (4, "The prompt is empty."),
         (6, "Text follows the quotation mark th"),
         (7, "This has 3 cells, and there are 2 "),
-        (8, "The request has 514 bytes, more th"),
+        (8, "The request has 455 bytes, more th"),
     ]
-    assert [line["custom_id"] for line in read_jsonl(done.parts[0].path)] == ["a", "c"]
-    rows = read_jsonl(done.parts[0].rows_path)
-    assert [(row["line"], "error" in row) for row in rows] == [
-        (2, False), (3, True), (4, True), (5, False), (6, True), (7, True), (8, True),
+    rows = await rows_of(kept)
+    assert [(row.line, bool(row.error), row.key) for row in rows] == [
+        (2, False, "a"), (3, True, ""), (4, True, ""), (5, False, "c"), (6, True, ""), (7, True, ""),
+        (8, True, ""),
     ]  # fmt: skip
-    assert rows[1]["columns"] == {"id": "a", "prompt": "again"}
+    assert rows[1].columns == {"id": "a", "prompt": "again"}
+    assert rows[0].request == {"model": "m", "messages": [{"role": "user", "content": "one"}]}
 
 
-def test_a_hundred_errors_are_reported_and_all_counted(tmp_path: Path) -> None:
-    content = "id,prompt\n" + "x,\n" * 250
-    done = convert_csv(io.BytesIO(content.encode()), tmp_path, Bounds())
+def test_a_hundred_errors_are_reported_and_all_counted() -> None:
+    done, _ = keep(io.BytesIO(b"id,prompt\n" + b"x,\n" * 250))
     assert (done.left_out, len(done.errors), done.requests) == (250, 100, 0)
 
 
-def test_parts_end_by_lines_and_by_bytes(tmp_path: Path) -> None:
-    content = "prompt\n" + "".join(f"{'x' * (number * 50)}y\n" for number in range(7))
-    done = convert_csv(io.BytesIO(content.encode()), tmp_path, Bounds(lines=3, size=700))
-    assert [part.lines for part in done.parts] == [3, 2, 1, 1]
-    for part in done.parts:
-        assert part.size == part.path.stat().st_size
-        assert len(read_jsonl(part.path)) == len(read_jsonl(part.rows_path)) == part.lines
-    ids = [line["custom_id"] for part in done.parts for line in read_jsonl(part.path)]
-    assert ids == [f"line-{number}" for number in range(2, 9)]
-
-
-def test_rows_that_are_left_out_stay_with_the_part_that_is_open(tmp_path: Path) -> None:
-    """Their values are forgotten when there are too many of them, their reasons never."""
-    content = "prompt,x\n" + ",lost\n" * 30 + "a,1\nb,2\n,3\n"
-    done = convert_csv(io.BytesIO(content.encode()), tmp_path, Bounds(lines=1, size=1000))
-    assert [(part.lines, part.left_out) for part in done.parts] == [(1, 30), (1, 1)]
-    first, second = (read_jsonl(part.rows_path) for part in done.parts)
-    assert [row["line"] for row in first + second] == list(range(2, 35))
-    assert first[0]["columns"] == {"prompt": "", "x": "lost"}
-    assert (first[29]["columns"], first[29]["error"]) == ({}, "The prompt is empty.")
-    assert first[30]["columns"] == {"prompt": "a", "x": "1"}
-
-
-def test_columns_of_all_json_lines_are_known(tmp_path: Path) -> None:
+async def test_columns_of_all_json_lines_are_known() -> None:
     lines = [b'{"prompt": "a"}'] * 150 + [b'{"prompt": "b", "late": 1}']
-    file = io.BytesIO(b"\n".join(lines))
-    table = read_table(file, "file.jsonl")
-    file.seek(0)
-    mapping = read_mapping({"prompt": "prompt"}, table.columns)
-    done = convert(file, table, lambda row: to_line(row, mapping), tmp_path, Bounds())
-    assert (table.columns, done.columns) == (["prompt"], ["prompt", "late"])
+    done, kept = keep(io.BytesIO(b"\n".join(lines)), "file.jsonl")
+    assert done.columns == ["prompt", "late"]
+    api: Any = kept
+    assert await read_columns(api, "file-x") == ["prompt", "late"]
+    rows = await rows_of(kept)
+    assert (rows[0].columns, rows[-1].columns) == ({"prompt": "a"}, {"prompt": "b", "late": 1})
 
 
-def test_lines_that_are_requests_are_not_touched(tmp_path: Path) -> None:
-    text = '{ "custom_id": "a",  "method": "POST", "url": "%s", "body": {"temperature": 1.50}}'
-    content = (text % CHAT).encode()
-    file = io.BytesIO(content + b"\r\n" + content)
-    table = read_table(file, "requests.jsonl")
-    file.seek(0)
-    done = convert(file, table, lambda row: check_line(row, CHAT), tmp_path, Bounds())
-    assert done.parts[0].path.read_bytes() == content + b"\n"
-    assert done.errors[0].message == "The id “a” is that of an earlier line."
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"[]\n", b'{"columns": ["a"]}\n', b'{"columns": [1], "form": {}}\n'],
+)
+async def test_a_file_of_another_program_is_refused(content: bytes) -> None:
+    with pytest.raises(RefusedError, match="has no rows of a job"):
+        await rows_of(Kept(content))
+
+
+@pytest.mark.parametrize("line", [b"1", b"{}", b"x", b'{"line": "x", "columns": {}}'])
+async def test_a_line_of_another_program_is_refused(line: bytes) -> None:
+    with pytest.raises(RefusedError, match="has no rows of a job"):
+        await rows_of(Kept(header_line(["prompt"], FORM) + line))
 
 
 def large_table(rows: int) -> bytes:
@@ -101,30 +112,29 @@ def large_table(rows: int) -> bytes:
     return b"id,prompt\r\n" + "".join(lines).encode()
 
 
-def test_a_large_file(tmp_path: Path) -> None:
-    """Every line of 200,000 arrives, in its order and its part."""
-    done = convert_csv(io.BytesIO(large_table(LARGE)), tmp_path, Bounds(), id="id")
+async def test_a_large_file() -> None:
+    """Every line of 200,000 arrives, in its order."""
+    done, kept = keep(io.BytesIO(large_table(LARGE)), id="id")
     assert (done.rows, done.left_out) == (LARGE, 0)
-    assert [part.lines for part in done.parts] == [50_000] * 4
-    reader = LineReader(CHAT, 50_000)
-    number = LARGE - 50_000
-    with done.parts[-1].path.open("rb") as part:
-        for place, line in enumerate(part, 1):
-            read = reader.read(place, line)
-            assert read is not None
-            assert read.custom_id == f"r{number}"
-            number += 1
-    assert (reader.errors, number) == ([], LARGE)
+    number = 0
+    for line in kept.getvalue().splitlines()[1:]:
+        assert orjson.loads(line)["cells"][0] == f"r{number}"
+        number += 1
+    assert number == LARGE
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     peaks = []
     for rows in (15_000, 30_000):
         file = io.BytesIO(large_table(rows))
-        tracemalloc.start()
-        convert_csv(file, tmp_path, Bounds())
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
+        table = read_table(file, "file.csv")
+        file.seek(0)
+        mapping = read_mapping(FORM, table.columns)
+        with (tmp_path / "rows").open("wb") as kept:
+            tracemalloc.start()
+            convert(file, table, partial(to_request, mapping=mapping), kept)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
     # The marks of the ids and no more: 15,000 rows have 600,000 bytes, their requests 3 million.
     assert peaks[1] - peaks[0] < 600_000, peaks
 

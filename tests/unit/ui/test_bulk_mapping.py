@@ -5,20 +5,17 @@ from typing import Any
 import orjson
 import pytest
 from hypothesis import given, strategies as st
-from pydantic import TypeAdapter
 
-from app.api.openai.chat_schemas import ChatRequest
-from app.batches.lines import LineReader
+from app.results.requests import ResultCreate
 from app.ui.bulk.mapping import (
     CHAT,
     COMPLETION,
     PARAMETERS,
     RowError,
-    check_line,
     guess_form,
     parse_template,
     read_mapping,
-    to_line,
+    to_request,
 )
 from app.ui.bulk.table import Row
 from app.ui.errors import EntryError
@@ -27,24 +24,21 @@ ROW = Row(7, {"id": "r7", "topic": "sums", "lines": 3, "temperature": "0.5", "ex
 COLUMNS = list(ROW.values)
 
 
-def request(form: dict[str, str], row: Row = ROW) -> dict[str, Any]:
-    _, line = to_line(row, read_mapping(form, COLUMNS))
-    value: dict[str, Any] = orjson.loads(line)
-    return value
+def request(form: dict[str, str], row: Row = ROW) -> tuple[str, dict[str, Any]]:
+    """The key and the request of a row, which the API takes."""
+    key, made = to_request(row, read_mapping({"model": "m"} | form, COLUMNS))
+    ResultCreate.model_validate_json(orjson.dumps(made))
+    return key, made
 
 
 def test_a_column_as_the_prompt() -> None:
-    assert request({"prompt": "topic"}) == {
-        "custom_id": "line-7",
-        "method": "POST",
-        "url": CHAT,
-        "body": {"messages": [{"role": "user", "content": "sums"}]},
-    }
+    messages = [{"role": "user", "content": "sums"}]
+    assert request({"prompt": "topic"}) == ("line-7", {"model": "m", "messages": messages})
 
 
 def test_everything_mapped() -> None:
     form = {
-        "endpoint": CHAT,
+        "kind": CHAT,
         "template": "Write {lines} lines about {topic} as {{json}}{extra}.",
         "system": "You know {topic}.",
         "id": "id",
@@ -55,28 +49,34 @@ def test_everything_mapped() -> None:
         "temperature_column": "temperature",
         "seed_column": "lines",
     }
-    assert request(form)["custom_id"] == "r7"
-    body = request(form)["body"]
-    assert body == {
-        "model": "demo",
-        "messages": [
-            {"role": "system", "content": "You know sums."},
-            {"role": "user", "content": "Write 3 lines about sums as {json}."},
-        ],
-        "max_tokens": 20,
-        "temperature": 0.5,
-        "seed": 3,
-    }
-    TypeAdapter(ChatRequest).validate_python(body)
+    assert request(form) == (
+        "r7",
+        {
+            "model": "demo",
+            "messages": [
+                {"role": "system", "content": "You know sums."},
+                {"role": "user", "content": "Write 3 lines about sums as {json}."},
+            ],
+            "parameters": {"max_tokens": 20, "temperature": 0.5, "seed": 3},
+        },
+    )
+
+
+def test_each_row_names_a_model_if_there_is_none_for_all() -> None:
+    form = {"model": "", "model_column": "extra", "prompt": "topic"}
+    row = Row(1, {"topic": "x", "extra": " own "})
+    assert request(form, row)[1]["model"] == "own"
+    with pytest.raises(RowError, match="names no model"):
+        request(form)
 
 
 def test_completions_and_messages() -> None:
-    body = request({"endpoint": COMPLETION, "prompt": "topic"})["body"]
-    assert body == {"prompt": "sums"}
+    _, made = request({"kind": COMPLETION, "prompt": "topic"})
+    assert made == {"model": "m", "content": "sums"}
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     row = Row(1, {"topic": messages})
-    assert request({"prompt": "topic"}, row)["body"]["messages"] == messages
-    with_system = request({"prompt": "topic", "system": "Be brief."}, row)["body"]["messages"]
+    assert request({"prompt": "topic"}, row)[1]["messages"] == messages
+    with_system = request({"prompt": "topic", "system": "Be brief."}, row)[1]["messages"]
     assert with_system == [{"role": "system", "content": "Be brief."}, *messages]
 
 
@@ -97,8 +97,8 @@ def test_templates_keep_every_text(text: str, column: str) -> None:
         ({"template": "open {"}, "template", "“{” names no column"),
         ({"template": "x" * 100_001}, "template", "At most 100,000 characters."),
         ({"prompt": "topic", "id": "x"}, "id", "no column"),
-        ({"prompt": "topic", "endpoint": "/v1/x"}, "endpoint", "Must be"),
-        ({"prompt": "topic", "endpoint": COMPLETION, "system": "x"}, "system", "Only a chat"),
+        ({"prompt": "topic", "kind": "x"}, "kind", "Must be"),
+        ({"prompt": "topic", "kind": COMPLETION, "system": "x"}, "system", "Only a chat"),
         ({"prompt": "topic", "max_tokens": "1.5"}, "max_tokens", "a whole number, not “1.5”"),
         ({"prompt": "topic", "max_tokens": "0"}, "max_tokens", "from 1 to 1,000,000, not 0"),
         ({"prompt": "topic", "temperature": "0,5"}, "temperature", "with a point: 0.5"),
@@ -107,11 +107,12 @@ def test_templates_keep_every_text(text: str, column: str) -> None:
         ({"prompt": "topic", "seed": "1_0"}, "seed", "a whole number"),
         ({"prompt": "topic", "seed": str(2**63)}, "seed", "must be from"),
         ({"prompt": "topic", "model": "x" * 257}, "model", "At most 256"),
+        ({"prompt": "topic", "model": ""}, "model", "Choose a model"),
     ],
 )
 def test_what_cannot_be_mapped(form: dict[str, str], control: str, words: str) -> None:
     with pytest.raises(EntryError) as caught:
-        read_mapping(form, COLUMNS)
+        read_mapping({"model": "m"} | form, COLUMNS)
     assert caught.value.fields == ((control, str(caught.value)),)
     assert words in str(caught.value)
 
@@ -121,8 +122,9 @@ def test_what_cannot_be_mapped(form: dict[str, str], control: str, words: str) -
     [
         ({"topic": " ", "id": 1}, "The prompt is empty."),
         ({"id": 1}, "The line has no “topic”."),
-        ({"topic": "x", "id": ""}, "must have 1 to 512 characters"),
-        ({"topic": "x", "id": "y" * 513}, "must have 1 to 512 characters"),
+        ({"topic": "x", "id": ""}, "must have 1 to 255 characters"),
+        ({"topic": "x", "id": "y" * 256}, "must have 1 to 255 characters"),
+        ({"topic": "x", "id": "a\tb"}, "no control characters"),
         (
             {"topic": "x", "id": 1, "temperature": "hot"},
             "Column “temperature”: temperature must be",
@@ -133,7 +135,7 @@ def test_what_cannot_be_mapped(form: dict[str, str], control: str, words: str) -
 def test_rows_that_make_no_request(values: dict[str, Any], words: str) -> None:
     form = {"prompt": "topic", "id": "id", "temperature_column": "temperature"}
     with pytest.raises(RowError) as caught:
-        to_line(Row(1, values), read_mapping(form, COLUMNS))
+        request(form, Row(1, values))
     assert words in str(caught.value)
 
 
@@ -141,41 +143,6 @@ def test_whole_numbers_may_be_written_with_a_point() -> None:
     assert PARAMETERS["max_tokens"].read("max_tokens", "20.0") == 20
     assert PARAMETERS["max_tokens"].read("max_tokens", 20.0) == 20
     assert PARAMETERS["seed"].read("seed", "9007199254740993") == 9007199254740993
-
-
-def test_what_is_made_is_a_batch_of_the_api() -> None:
-    reader = LineReader(CHAT, 10)
-    _, line = to_line(ROW, read_mapping({"prompt": "topic", "id": "id"}, COLUMNS))
-    assert reader.read(1, line) is not None
-    assert reader.errors == []
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({}, ""),
-        ({"custom_id": ""}, "custom_id"),
-        ({"custom_id": 5}, "custom_id"),
-        ({"custom_id": "a\0"}, "custom_id"),
-        ({"method": "GET"}, "method must be POST."),
-        ({"url": "/v1/completions"}, "url must be /v1/chat/completions, as on the first line"),
-        ({"body": []}, "body must be a JSON object"),
-        ({"body": {"stream": True}}, "body.stream has no meaning"),
-    ],
-)
-def test_lines_that_are_requests_pass_as_the_api_takes_them(
-    change: dict[str, Any], words: str
-) -> None:
-    value = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"x": 1.0}} | change
-    text = orjson.dumps(value).decode()
-    row = Row(1, value, text=text + "\r\n")
-    is_taken = LineReader(CHAT, 10).read(1, text.encode()) is not None
-    assert is_taken is not bool(words)
-    if words:
-        with pytest.raises(RowError, match=words):
-            check_line(row, CHAT)
-    else:
-        assert check_line(row, CHAT) == ("a", text.encode() + b"\n")
 
 
 def test_guesses() -> None:
@@ -191,12 +158,12 @@ def test_guesses() -> None:
 
 def test_a_template_makes_no_endless_text() -> None:
     row = Row(1, {"a": "x" * 1_000_000})
-    mapping = read_mapping({"template": "{a}" * 30_000}, ["a"])  # of 30 GB
+    mapping = read_mapping({"template": "{a}" * 30_000, "model": "m"}, ["a"])  # of 30 GB
     with pytest.raises(RowError, match="The template makes more than 2,000,000 characters"):
-        to_line(row, mapping)
+        to_request(row, mapping)
 
 
 def test_what_is_nested_too_deep_is_reported() -> None:
     row = Row(1, {"a": orjson.loads("[" * 500 + "]" * 500)})
     with pytest.raises(RowError, match="nested too deep"):
-        to_line(row, read_mapping({"template": "It is {a}."}, ["a"]))
+        to_request(row, read_mapping({"template": "It is {a}.", "model": "m"}, ["a"]))

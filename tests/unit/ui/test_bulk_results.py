@@ -1,70 +1,20 @@
-"""Answers back in a table: joined with their rows, and harmless in a spreadsheet."""
+"""Answers back in a table: as the API returns them, and harmless in a spreadsheet."""
 
 import csv
 import io
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
-from uuid import UUID
 
 import orjson
 import pytest
 
-from app.batches.lines import line_to_wire
-from app.ui.bulk.results import (
-    Answer,
-    AnsweredRow,
-    LineTooLongError,
-    answers_of,
-    escape_formula,
-    join,
-    output_of,
-    read_answer,
-    split_lines,
-    to_csv,
-    to_jsonl,
-    without_rows,
-)
-
-BATCH = UUID(int=5)
-
-
-def chat(text: str) -> dict[str, Any]:
-    return {
-        "status_code": 200,
-        "request_id": f"result-{text}",
-        "body": {
-            "model": "demo",
-            "choices": [{"message": {"content": text}, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 3, "completion_tokens": 2},
-        },
-    }
-
-
-def done(line: int, text: str) -> str:
-    return line_to_wire(BATCH, line, f"id-{text}", response=chat(text))
-
-
-def failed(line: int) -> str:
-    return line_to_wire(BATCH, line, "x", error={"code": "batch_cancelled", "message": "Stopped."})
-
-
-async def lines_of(texts: Sequence[str]) -> AsyncIterator[bytes]:
-    for text in texts:
-        yield text.encode()
+from app.ui.bulk.kept_rows import LineTooLongError, split_lines
+from app.ui.bulk.results import Answer, AnsweredRow, answer_of, escape_formula, to_csv, to_jsonl
 
 
 async def pieces_of(content: bytes, size: int) -> AsyncIterator[bytes]:
     for start in range(0, len(content), size):
         yield content[start : start + size]
-
-
-async def joined(rows: Sequence[str], answers: AsyncIterator[Answer]) -> list[AnsweredRow]:
-    return [row async for row in join(lines_of(rows), answers)]
-
-
-def kept(line: int, error: str | None = None) -> str:
-    row: dict[str, Any] = {"line": line, "columns": {"n": line}}
-    return orjson.dumps(row | ({"error": error} if error else {})).decode()
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -73,56 +23,29 @@ async def test_lines_of_pieces(size: int) -> None:
     assert [line async for line in split_lines(pieces_of(content, size))] == content.split(b"\n")
 
 
-async def test_answers_find_their_rows_over_parts_and_gaps() -> None:
-    rows = [kept(2), kept(3, "No prompt."), kept(4), kept(7), kept(8), kept(9), kept(10)]
-    stopped = Answer(status="failed", error_code="batch_failed", error_message="Why.")
-    parts = [
-        answers_of(3, lines_of([done(1, "a"), done(3, "c")]), lines_of([failed(2)])),
-        answers_of(1),  # under way
-        answers_of(2, lines_of([done(2, "f")]), None, default=stopped),
-    ]
-    starts = (rows[:4], rows[4:5], rows[5:])
-    found = [
-        row
-        for some, answers in zip(starts, parts, strict=True)
-        for row in await joined(some, answers)
-    ]
-    assert [(row.line, row.answer.status, row.answer.output) for row in found] == [
-        (2, "completed", "a"),
-        (3, "left_out", ""),
-        (4, "failed", ""),
-        (7, "completed", "c"),
-        (8, "pending", ""),
-        (9, "failed", ""),
-        (10, "completed", "f"),
-    ]
-    assert found[1].answer.error_message == "No prompt."
-    assert found[2].answer.error_code == "batch_cancelled"
-    assert found[5].answer == stopped
-    assert found[0].columns == {"n": 2}
+def row(state: str | None, **result: Any) -> dict[str, Any]:
+    """A row of a job as the API returns it."""
+    common = {"model_name": "demo", "finish_reason": None, "error": None, "usage": None}
+    found = common | {"result": None} | result if result else None
+    return {"key": "k", "result_id": state and "r", "state": state, "place": 1, "result": found}
 
 
-async def test_a_batch_without_rows() -> None:
-    answers = answers_of(2, lines_of([done(2, "b")]), lines_of([failed(1)]))
-    found = [row async for row in without_rows(answers)]
-    assert [(row.line, row.columns["custom_id"]) for row in found] == [(1, "x"), (2, "id-b")]
-
-
-def test_answers_of_each_endpoint() -> None:
-    assert read_answer(done(12, "hi").encode()) == (
-        12,
-        Answer("id-hi", "completed", "hi", "", "", "demo", "stop", 3, 2, "result-hi"),
+def test_answers_of_rows() -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    ended = row("completed", result="hi", finish_reason="stop", usage=usage)
+    assert answer_of(ended) == Answer("completed", "hi", "", "", "demo", "stop", 3, 2, "r")
+    failed = row("failed", error={"code": "c", "message": "m"})
+    assert answer_of(failed) == Answer("failed", "", "c", "m", "demo", result_id="r")
+    structured = row("completed", result={"documents": []})
+    assert answer_of(structured).output == '{"documents":[]}'
+    assert answer_of(row("pending", finish_reason=None)).status == "pending"
+    assert answer_of(row(None)) == Answer()
+    deleted = answer_of(row("completed"))
+    assert (deleted.status, deleted.error_code, deleted.result_id) == (
+        "completed",
+        "result_deleted",
+        "r",
     )
-    refused = {"status_code": 404, "request_id": None, "body": {"error": {"code": None, "type": "t", "message": "m"}}}  # fmt: skip
-    line = line_to_wire(BATCH, 1, "a", response=refused).encode()
-    assert read_answer(line)[1] == Answer("a", "failed", "", "t", "m")
-    assert output_of({"choices": [{"text": "x"}]}) == "x"
-    assert output_of({"choices": [{"text": "x"}, {"text": "y"}]}) == '["x","y"]'
-    called = [{"function": {"name": "f", "arguments": "{}"}}]
-    assert orjson.loads(output_of({"choices": [{"message": {"tool_calls": called}}]})) == called
-    content = [{"type": "output_text", "text": "a"}, {"type": "output_text", "text": "b"}]
-    output = [{"type": "reasoning"}, {"type": "message", "content": content}]
-    assert output_of({"output": output}) == "ab"
 
 
 @pytest.mark.parametrize(
@@ -152,8 +75,8 @@ def test_formulas_are_made_harmless(text: str, escaped: str) -> None:
 
 async def test_csv() -> None:
     rows = [
-        AnsweredRow(2, {"=id": "=1", "output": 'hi "a",\nb'}, Answer("", "completed", "=cmd()")),
-        AnsweredRow(3, {"=id": None, "output": [1]}, Answer("", "failed", "", "code", "@why")),
+        AnsweredRow(2, {"=id": "=1", "output": 'hi "a",\nb'}, Answer("completed", "=cmd()")),
+        AnsweredRow(3, {"=id": None, "output": [1]}, Answer("failed", "", "code", "@why")),
     ]
 
     async def given() -> AsyncIterator[AnsweredRow]:
@@ -174,7 +97,7 @@ async def test_csv() -> None:
 async def test_jsonl() -> None:
     async def given() -> AsyncIterator[AnsweredRow]:
         for number in range(2000):
-            yield AnsweredRow(number, {"a": "=1"}, Answer("", "completed", "=x" * 20))
+            yield AnsweredRow(number, {"a": "=1"}, Answer("completed", "=x" * 20))
         yield AnsweredRow(9, {}, Answer())
 
     pieces = [piece async for piece in to_jsonl(given())]
@@ -187,7 +110,7 @@ async def test_jsonl() -> None:
 
 @pytest.mark.asyncio
 async def test_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.ui.bulk.results.MAX_LINE", 100)
+    monkeypatch.setattr("app.ui.bulk.kept_rows.MAX_LINE", 100)
     passed = 0
 
     async def pieces() -> AsyncIterator[bytes]:

@@ -10,6 +10,7 @@ from app.ui.render import fragment
 EVIL = "<img src=x onerror=alert(1)></td>\"'<script>alert(1)</script>"
 MODEL: dict[str, Any] = {
     "name": EVIL, "version": 1, "ready": False, "reason": EVIL, "chat": True, "max_model_len": None,
+    "adapters": [EVIL],
     "queued": 1, "running": 0, "tokens_per_second": 0.0, "done": 0, "spark": None, "slots": 0,
 }  # fmt: skip
 SERVER: dict[str, Any] = {

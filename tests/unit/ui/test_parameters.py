@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.ui.errors import FormError
-from app.ui.parameters import Parameter, as_entered, parse_parameters, to_form
+from app.ui.parameters import Parameter, as_entered, model_of, parse_parameters, to_form
 
 PARAMETERS = [
     Parameter("max_tokens", "integer", "Length", "", "", 1, 1_000_000, default=512),
@@ -44,6 +44,17 @@ def test_a_default_is_not_entered_again(
     entered = as_entered(result, PARAMETERS, MODELS)
     assert entered == ({"max_tokens": stored} if is_shown else {}) | {"temperature": 0.5}
     assert "max_tokens" in result["parameters"]  # the result itself stays as it is
+
+
+def test_an_adapter_is_entered_with_the_models_name() -> None:
+    result: dict[str, Any] = {
+        "model_name": "demo",
+        "parameters": {"max_tokens": 100, "lora_name": "sheep"},
+        "usage": None,
+    }
+    assert model_of(result) == "demo:sheep"
+    assert as_entered(result, PARAMETERS, MODELS) == {"max_tokens": 100}
+    assert model_of({"model_name": "demo", "parameters": {}}) == "demo"
 
 
 def test_numbers_are_shown_as_they_are_entered() -> None:

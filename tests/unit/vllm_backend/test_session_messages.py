@@ -41,6 +41,8 @@ def test_optional_members_of_session_commands() -> None:
     members: dict[str, Any] = {"live": True, "token_ids": True, "resume": resume}
     (command,) = read({"submit": SUBMIT | members})
     assert (command.live, command.token_ids, command.resume) == (True, True, ([5, -1], "a"))
+    (command,) = read({"submit": SUBMIT | {"prompt_token_ids": [3, 1]}})
+    assert command.prompt_token_ids == [3, 1]
     assert read({"open": {"flush_seconds": 0.0}}) == [messages.Open(0.0, None)]
 
 
@@ -90,6 +92,7 @@ def test_a_session_command_that_is_no_object_of_one_member(encoded: bytes) -> No
         ({"submit": SUBMIT | {"resume": {"token_ids": 5, "text": ""}}}, "list of integers"),
         ({"submit": SUBMIT | {"resume": {"token_ids": [2**31], "text": ""}}}, "list of integers"),
         ({"submit": SUBMIT | {"resume": {"token_ids": [], "text": 5}}}, "text must be a string"),
+        ({"submit": SUBMIT | {"prompt_token_ids": ["1"]}}, "prompt_token_ids must be a list"),
         ({"cancel": 1}, "cancel must be a list of slots"),
         ({"live": [0]}, "live must be a list of slots"),
         ({"lazy": ["1"]}, "lazy must be a list of slots"),

@@ -62,3 +62,12 @@ def test_the_size_of_a_response_counts_bytes_and_log_probabilities() -> None:
     assert slot.size >= len("€".encode()) + len("[1]")
     slot.take()
     assert slot.size == 0
+
+
+def test_log_probabilities_of_the_prompt_are_taken_once_and_count() -> None:
+    slot = make_slot(1)
+    size = slot.size
+    slot.add_prompt("[null]")
+    assert slot.size == size + len("[null]")
+    assert slot.take().prompt_logprobs == "[null]"
+    assert slot.take().prompt_logprobs == ""

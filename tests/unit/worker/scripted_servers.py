@@ -97,7 +97,7 @@ class Registry:
 class Bench:
     """A backend before scripted servers: `a`, `b`, ... at the addresses `a:1`, `b:1`, ..."""
 
-    def __init__(self, *slots: int, silence_seconds: float = 100.0, **options: bool) -> None:
+    def __init__(self, *slots: int, silence_seconds: float = 100.0, **options: Any) -> None:
         settings = Settings.model_construct(triton_grpc="", triton_http="", triton_metrics="")
         self.pool = ServerPool(cast(Database, None), settings)
         self.registry = Registry()

@@ -73,7 +73,10 @@ class EngineHost:
         if str(arguments.get("enable_lora", False)).lower() == "true":
             arguments["enable_lora"] = True
             self.lora_paths = json.loads((Path(model_dir) / "multi_lora.json").read_text())
+            if current_platform.is_cpu():
+                arguments["max_loras"] = choose_slots(arguments, len(self.lora_paths))
         self.config = make_config(arguments)
+        self.default_sampling = read_default_sampling(self.config)
         self.log_requests = bool(arguments.get("enable_log_requests", False))
         self.load = SchedulerLoad(self.config)
         self.server_death = ServerDeath()
@@ -91,6 +94,15 @@ class EngineHost:
     @property
     def max_model_len(self) -> int:
         return self.config.model_config.max_model_len
+
+    @property
+    def pools(self) -> bool:
+        """True for a model that computes embeddings or scores, and generates no text."""
+        return str(self.config.model_config.runner_type) == "pooling"
+
+    @property
+    def takes_images(self) -> bool:
+        return bool(self.config.model_config.is_multimodal_model)
 
     @property
     def is_dead(self) -> bool:
@@ -173,6 +185,23 @@ def make_config(arguments: dict[str, Any]) -> VllmConfig:
     if current_platform.is_cpu() and not config.cache_config.kv_cache_memory_bytes:
         config.cache_config.kv_cache_memory_bytes = choose_cache_bytes(config)
     return config
+
+
+def read_default_sampling(config: VllmConfig) -> dict[str, Any]:
+    """The sampling parameters of the model's generation_config.json, as vLLM's server applies them.
+
+    Empty with `"generation_config": "vllm"` in model.json. Its length is no default: clients name
+    max_tokens.
+    """
+    defaults = config.model_config.get_diff_sampling_param()
+    defaults.pop("max_tokens", None)
+    return defaults
+
+
+def choose_slots(arguments: dict[str, Any], adapters: int) -> int:
+    """One slot more than adapters, which fill them from the first: the last one stays empty. vLLM's CPU
+    kernels give the last slot's adapter to tokens that have none."""
+    return max(int(arguments.get("max_loras", 1)), adapters + 1)
 
 
 def is_single_process(arguments: dict[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """Requests to the engine of one model: their prompts, adapters, numbers and errors."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from continuation import continue_generation
 from engine_host import EngineHost
-from generation_request import GenerationRequest, RefusedError
+from generation_request import GenerationRequest, RefusedError, read_images
 from server_metrics import ServerMetrics
+from vllm import PoolingParams
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -34,9 +36,18 @@ class EngineRequests:
 
     async def render(self, request: GenerationRequest) -> tuple[dict[str, Any], int]:
         """The tokenized prompt and its length; raises RefusedError when it does not fit."""
+        if self.host.pools:
+            await self.refuse_generation()
         prompt: dict[str, Any] = {"prompt": request.prompt}
+        if (ids := request.prompt_ids) is not None:
+            if not ids:
+                raise RefusedError("prompt_token_ids must have at least one id")
+            prompt = {"prompt_token_ids": ids}
         if request.images:
-            prompt["multi_modal_data"] = {"image": request.images}
+            if not self.host.takes_images:
+                raise RefusedError(f"image: model {self.model_name} has no vision")
+            images = await asyncio.to_thread(read_images, request.images)
+            prompt["multi_modal_data"] = {"image": images}
         engine, limit = self.host.engine, self.host.max_model_len
         parsed = parse_model_prompt(self.host.config.model_config, prompt)
         (rendered,) = await engine.renderer.render_cmpl_async([parsed])
@@ -49,6 +60,19 @@ class EngineRequests:
             )
         self.metrics.prompt_tokens += length
         return rendered, length
+
+    async def refuse_generation(self) -> None:
+        """Raise RefusedError for a generation of a pooling model, or the error of its dead engine.
+
+        Health checks are generations of one token, so the engine runs one token here, too.
+        """
+        task: Any = self.host.config.model_config.get_pooling_task(
+            await self.host.engine.get_supported_tasks()
+        )
+        prompt = {"prompt_token_ids": [0]}
+        async for _ in self.host.engine.encode(prompt, PoolingParams(task=task), self.next_id()):
+            self.metrics.prompt_tokens += 1
+        raise RefusedError(f"model {self.model_name} is a pooling model: it generates no text")
 
     def generate(
         self, request: GenerationRequest, prompt: dict[str, Any], engine_id: str

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -12,6 +13,7 @@ import triton_python_backend_utils as pb_utils
 from PIL import Image, UnidentifiedImageError
 from pydantic import TypeAdapter, ValidationError
 from vllm.exceptions import VLLMClientError
+from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -23,10 +25,14 @@ _RETURN_FLAGS = (
     "return_finish_reason",
     "return_cumulative_logprob",
     "return_logprobs",
+    "return_prompt_logprobs",
     "return_num_input_tokens",
     "return_num_output_tokens",
     "return_token_ids",
 )
+# Pillow has readers for many formats; these are safe to read from strangers.
+IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+MAX_IMAGE_PIXELS = 32_000_000  # 96 MB as RGB
 # JSON has no infinity; vLLM's own server writes impossible tokens this way.
 _LEAST_LOGPROB = -9999.0
 
@@ -48,20 +54,21 @@ class GenerationRequest:
     """One request of a client. Built inside execute(): Triton's tensors are not valid later."""
 
     prompt: str
-    images: list[Image.Image]
     sampling: SamplingParams
     lora_name: str | None
     stream: bool
     echo: bool  # the prompt precedes the output
     wanted: frozenset[str]  # the return_* inputs that are true
     resumed: Resumed | None
+    prompt_ids: list[int] | None = None  # the prompt as the engine reads it, instead of its text
+    images: list[bytes] = field(default_factory=list)  # as base64
 
 
-def read_request(triton_request: Any) -> GenerationRequest:
-    """Raises RefusedError."""
+def read_request(triton_request: Any, defaults: dict[str, Any]) -> GenerationRequest:
+    """`defaults`: the model's own sampling parameters. Raises RefusedError."""
     inputs = {tensor.name(): tensor.as_numpy().reshape(-1) for tensor in triton_request.inputs()}
     if "embedding_request" in inputs:
-        raise RefusedError("embedding_request is not supported by this backend")
+        raise RefusedError("embedding_request is not supported: send pooling_request")
     stream = bool(inputs["stream"][0]) if "stream" in inputs else False
     resumed = read_resumed(inputs)
     exclude = inputs.get("exclude_input_in_output")
@@ -72,20 +79,21 @@ def read_request(triton_request: Any) -> GenerationRequest:
         cause = "stream is true" if stream else "resume_token_ids is given"
         raise RefusedError(f"exclude_input_in_output cannot be false when {cause}")
     encoded = inputs["sampling_parameters"][0] if "sampling_parameters" in inputs else b"{}"
-    sampling, lora_name = read_sampling(encoded)
+    sampling, lora_name = read_sampling(encoded, defaults)
     sampling.output_kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
     wanted = frozenset(name for name in _RETURN_FLAGS if name in inputs and inputs[name][0])
     if "return_token_ids" in wanted and sampling.n > 1:
         raise RefusedError(f"return_token_ids needs n=1, got n={sampling.n}")
     return GenerationRequest(
         prompt=decode("text_input", inputs["text_input"][0]),
-        images=[read_image(encoded) for encoded in inputs.get("image", ())],
         sampling=sampling,
         lora_name=lora_name,
         stream=stream,
         echo=echo,
         wanted=wanted,
         resumed=resumed,
+        prompt_ids=inputs["prompt_token_ids"].tolist() if "prompt_token_ids" in inputs else None,
+        images=list(inputs.get("image", ())),
     )
 
 
@@ -113,27 +121,44 @@ def check_text(name: str, text: str) -> str:
     return text
 
 
+def read_images(encoded: list[bytes]) -> list[Image.Image]:
+    return [read_image(one) for one in encoded]
+
+
 def read_image(encoded: bytes) -> Image.Image:
+    """Decodes one image. Takes a second for the largest: not for the engine's loop."""
     try:
-        return Image.open(BytesIO(base64.b64decode(encoded, validate=True))).convert("RGB")
-    except (binascii.Error, UnidentifiedImageError, OSError) as error:
+        content = base64.b64decode(encoded, validate=True)
+        image = Image.open(BytesIO(content), formats=IMAGE_FORMATS)
+    except (binascii.Error, UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
         raise RefusedError(f"image is not a base64-encoded image: {error}") from None
+    width, height = image.size
+    if width * height > MAX_IMAGE_PIXELS:
+        raise RefusedError(
+            f"image has {width} x {height} pixels; at most {MAX_IMAGE_PIXELS:,} are taken"
+        )
+    try:
+        return image.convert("RGB")
+    except Exception as error:  # noqa: BLE001 - decoders raise anything for broken contents
+        raise RefusedError(f"image cannot be decoded: {error}") from None
 
 
-def read_sampling(encoded: bytes) -> tuple[SamplingParams, str | None]:
+def read_sampling(encoded: bytes, defaults: dict[str, Any]) -> tuple[SamplingParams, str | None]:
     try:
         given = json.loads(encoded)
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"sampling_parameters is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise RefusedError("sampling_parameters must be a JSON object")
-    return read_parameters(given)
+    return read_parameters(given, defaults)
 
 
-def read_parameters(given: dict[str, Any]) -> tuple[SamplingParams, str | None]:
+def read_parameters(
+    given: dict[str, Any], defaults: dict[str, Any]
+) -> tuple[SamplingParams, str | None]:
     """vLLM's parameters and the LoRA name. Values may be strings ("0.7"), as old clients send
     them; structured_outputs may be JSON text. Null means the default."""
-    given = {name: value for name, value in given.items() if value is not None}
+    given = defaults | {name: value for name, value in given.items() if value is not None}
     lora_name = given.pop("lora_name", None)
     if unknown := sorted(given.keys() - _ALLOWED):
         raise RefusedError(f"unknown sampling parameter: {', '.join(unknown)}")
@@ -197,6 +222,8 @@ class ResponseBuilder:
             if part.logprobs is not None and "return_logprobs" in self.request.wanted:
                 logprobs[part.index] = encode_logprobs(part)
         tensors = [strings("text_output", texts), *self.returned(tokens, logprobs)]
+        if "return_prompt_logprobs" in self.request.wanted and output.prompt_logprobs:
+            tensors.append(strings("prompt_logprobs", [encode_positions(output.prompt_logprobs)]))
         if "return_token_ids" in self.request.wanted:
             tensors.append(numbers("token_ids", list(output.outputs[0].token_ids), np.int32))
         return pb_utils.InferenceResponse(output_tensors=tensors)
@@ -219,19 +246,23 @@ class ResponseBuilder:
 
 
 def encode_logprobs(part: CompletionOutput) -> str:
-    return json.dumps(
-        [
-            {
-                token_id: {
-                    "logprob": max(entry.logprob, _LEAST_LOGPROB),
-                    "rank": entry.rank,
-                    "decoded_token": entry.decoded_token,
-                }
-                for token_id, entry in position.items()
-            }
-            for position in part.logprobs
-        ]
-    )
+    return encode_positions(part.logprobs)
+
+
+def encode_positions(positions: Iterable[dict[int, Logprob] | None]) -> str:
+    """A list of a dictionary per token, its own entry first; null for the prompt's first token."""
+    return json.dumps([position and encode_position(position) for position in positions])
+
+
+def encode_position(position: dict[int, Logprob]) -> dict[int, dict[str, Any]]:
+    return {
+        token_id: {
+            "logprob": max(entry.logprob, _LEAST_LOGPROB),
+            "rank": entry.rank,
+            "decoded_token": entry.decoded_token,
+        }
+        for token_id, entry in position.items()
+    }
 
 
 def strings(name: str, values: list[str]) -> Any:

@@ -8,6 +8,7 @@ import triton_python_backend_utils as pb_utils
 from engine_host import EngineHost
 from engine_requests import EngineRequests
 from generation_request import GenerationRequest, RefusedError, ResponseBuilder, read_request
+from pooling import PoolingRequest, PoolingRequests, read_pooling_request
 from response_stream import ResponseStream, Senders
 from server_metrics import ServerMetrics
 from session import PULSE
@@ -28,6 +29,7 @@ class GenerationServer:
         self.senders = Senders(host.loop)
         self.metrics = ServerMetrics(model_name, model_version)
         self.requests = EngineRequests(host, model_name, self.metrics)
+        self.pooling = PoolingRequests(self.requests)
         self.sessions = Sessions(self.requests, self.senders)
         self.pulse = asyncio.run_coroutine_threadsafe(self.beat(), host.loop)
 
@@ -42,15 +44,20 @@ class GenerationServer:
             self.host.loop.call_soon_threadsafe(self.cancel, request_id)
             stream.send(None, is_final=True)
             return
+        pooling = pb_utils.get_input_tensor_by_name(triton_request, "pooling_request")
+        request: GenerationRequest | PoolingRequest
         try:
-            request = read_request(triton_request)
-            self.requests.check_lora(request)
+            if pooling is not None:
+                request = read_pooling_request(pooling.as_numpy().flat[0])
+            else:
+                request = read_request(triton_request, self.host.default_sampling)
+                self.requests.check_lora(request)
         except RefusedError as error:
             stream.fail("INVALID_ARG", str(error))
             return
         self.host.loop.call_soon_threadsafe(self.start, request, stream)
 
-    def start(self, request: GenerationRequest, stream: ResponseStream) -> None:
+    def start(self, request: GenerationRequest | PoolingRequest, stream: ResponseStream) -> None:
         task = self.host.loop.create_task(self.answer(request, stream))
         self.live[task] = stream
         task.add_done_callback(self.live.pop)
@@ -60,10 +67,13 @@ class GenerationServer:
             if stream.request_id == request_id:
                 task.cancel()
 
-    async def answer(self, request: GenerationRequest, stream: ResponseStream) -> None:
+    async def answer(
+        self, request: GenerationRequest | PoolingRequest, stream: ResponseStream
+    ) -> None:
         """Exactly one final response leaves here, also after an error."""
+        work = self.pool if isinstance(request, PoolingRequest) else self.generate
         try:
-            if await self.generate(request, stream):
+            if await work(request, stream):
                 return
             code, message = "CANCELLED", "the request was cancelled"
         except Exception as error:  # noqa: BLE001 - it is this request's alone
@@ -92,6 +102,15 @@ class GenerationServer:
         finally:
             if outputs is not None:
                 await outputs.aclose()  # a cancelled one aborts in the engine
+        return True
+
+    async def pool(self, request: PoolingRequest, stream: ResponseStream) -> bool:
+        """False when the client cancelled."""
+        try:
+            response = await self.pooling.run(request)
+            await self.senders.run(stream.send, response, True)
+        except asyncio.CancelledError:
+            return stream.is_final
         return True
 
     async def beat(self) -> None:

@@ -7,10 +7,16 @@ NVIDIA's container. Its differences on purpose:
 - A request that is wrong is refused with INVALID_ARG and a message that names the parameter;
   an error never carries a text_output.
 - prompt tokens + max_tokens beyond the model's length are refused instead of cut.
+- Sampling parameters that a request leaves open have the values of the model's
+  generation_config.json, except its length; `"generation_config": "vllm"` in model.json turns that off.
 - A dead engine always ends its requests with UNAVAILABLE and makes the model not ready.
 - A request with the input `cancel_request_id` generates nothing: it cancels the request whose id
   it names. Cancelling the gRPC call works too, but races with the responses in Triton 2.51 and
   crashes the server about once in some thousand times.
+- `prompt_token_ids`, if given, is the prompt as the engine reads it; `text_input` is only echoed.
+- With `return_prompt_logprobs` and the sampling parameter prompt_logprobs, the first response has the
+  log probabilities of the prompt's tokens as `prompt_logprobs`, in the format of `logprobs`; the first
+  token has null.
 - With n > 1 every response of a stream has all n outputs, the unchanged ones empty.
 - The parameters ENABLE_VLLM_HEALTH_CHECK and REPORT_CUSTOM_METRICS in config.pbtxt have no effect:
   the model is always unloaded after the engine's death, and always publishes metrics.
@@ -41,6 +47,15 @@ Continuation. With `return_token_ids` each response has the ids of its new outpu
 
   repetition_penalty does not prevent it: it treats prompt and output alike.
 
+Pooling. A model with `"runner": "pooling"` in its model.json computes vectors of texts, or scores of pairs,
+and refuses generations; a refusal still runs one token, so that health checks by generations work. The input
+`pooling_request` is JSON, `{"input": ..., "parameters": {"task": ..., ...}}`:
+
+- task `embed`: `input` is a text or its token ids; `dimensions`, `normalize` (false: as pooled), `truncate`
+- task `score`: `input` is a query and a document; `raw` (true: without the activation), `truncate`
+
+The one response has the numbers as `vector`, num_input_tokens and finish_reason.
+
 Sessions. A request with the input `session_v1` is a message of an engine session, in which one call
 has many generations: docs/sessions.md.
 
@@ -66,6 +81,7 @@ INPUTS = (
     ("return_finish_reason", "TYPE_BOOL", [1]),
     ("return_cumulative_logprob", "TYPE_BOOL", [1]),
     ("return_logprobs", "TYPE_BOOL", [1]),
+    ("return_prompt_logprobs", "TYPE_BOOL", [1]),
     ("return_num_input_tokens", "TYPE_BOOL", [1]),
     ("return_num_output_tokens", "TYPE_BOOL", [1]),
     ("embedding_request", "TYPE_STRING", [1]),
@@ -73,6 +89,8 @@ INPUTS = (
     ("return_token_ids", "TYPE_BOOL", [1]),
     ("resume_token_ids", "TYPE_INT32", [-1]),
     ("resume_text", "TYPE_STRING", [1]),
+    ("prompt_token_ids", "TYPE_INT32", [-1]),
+    ("pooling_request", "TYPE_STRING", [1]),
     ("session_v1", "TYPE_STRING", [1]),
     ("session_commands", "TYPE_STRING", [-1]),
 )
@@ -81,9 +99,11 @@ OUTPUTS = (
     ("finish_reason", "TYPE_STRING", [-1]),
     ("cumulative_logprob", "TYPE_FP32", [-1]),
     ("logprobs", "TYPE_STRING", [-1]),
+    ("prompt_logprobs", "TYPE_STRING", [-1]),
     ("num_input_tokens", "TYPE_UINT32", [1]),
     ("num_output_tokens", "TYPE_UINT32", [-1]),
     ("token_ids", "TYPE_INT32", [-1]),
+    ("vector", "TYPE_FP32", [-1]),
     ("session_slots", "TYPE_INT32", [-1]),
     ("session_text_lengths", "TYPE_UINT32", [-1]),
     ("session_events", "TYPE_STRING", [-1]),

@@ -21,6 +21,7 @@ from generation_request import (
     Resumed,
     check_text,
     encode_logprobs,
+    encode_positions,
     numbers,
     read_parameters,
     strings,
@@ -126,7 +127,7 @@ class Session:
         """Start the generation of a slot, or run it if it continues a lost one."""
         engine_id = self.requests.next_id()
         try:
-            request = make_request(command)
+            request = make_request(command, self.requests.host.default_sampling)
             self.requests.check_lora(request)
             slot.returns_logprobs = request.sampling.logprobs is not None
             prompt, slot.event["prompt_tokens"] = await self.requests.render(request)
@@ -160,6 +161,8 @@ class Session:
             if isinstance(output, Exception):
                 raise output
             (part,) = output.outputs
+            if output.prompt_logprobs:
+                slot.add_prompt(encode_positions(output.prompt_logprobs))
             self.add(slot, part)
         except Exception as error:  # noqa: BLE001 - it is this slot's alone
             self.abort([self.engine_ids[slot.number]] if slot.number in self.engine_ids else [])
@@ -311,15 +314,15 @@ def check_collector() -> None:
         raise RuntimeError("this version of vLLM has another RequestOutputCollector")
 
 
-def make_request(command: Submit) -> GenerationRequest:
+def make_request(command: Submit, defaults: dict[str, Any]) -> GenerationRequest:
     """Raises RefusedError."""
-    sampling, lora_name = read_parameters(command.parameters)
+    sampling, lora_name = read_parameters(command.parameters, defaults)
     if sampling.n != 1:
         raise RefusedError(f"n must be 1 in a session, got n={sampling.n}")
     sampling.output_kind = RequestOutputKind.DELTA
     return GenerationRequest(
         prompt=check_text("prompt", command.prompt),
-        images=[],
+        prompt_ids=command.prompt_token_ids,
         sampling=sampling,
         lora_name=lora_name,
         stream=True,
@@ -340,6 +343,8 @@ def build_response(outputs: list[Output]) -> Any:
         tensors.append(numbers("token_ids", ids, np.int32))
     if any(output.logprobs for output in outputs):
         tensors.append(strings("logprobs", [output.logprobs for output in outputs]))
+    if any(prompts := [output.prompt_logprobs for output in outputs]):
+        tensors.append(strings("prompt_logprobs", prompts))
     if events := [{"slot": output.slot} | output.event for output in outputs if output.event]:
         tensors.append(strings("session_events", [json.dumps(event) for event in events]))
     return pb_utils.InferenceResponse(output_tensors=tensors)

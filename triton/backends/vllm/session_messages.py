@@ -26,6 +26,7 @@ class Submit:
     live: bool
     token_ids: bool
     resume: tuple[list[int], str] | None  # ids and text of the lost generation
+    prompt_token_ids: list[int] | None = None  # the prompt as the engine reads it
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,16 @@ def _read_open(value: Any) -> Command:
 
 def _read_submit(value: Any) -> Command:
     required = {"slot", "prompt", "parameters"}
-    _check_members("submit", value, required, optional={"live", "token_ids", "resume"})
+    _check_members(
+        "submit", value, required, optional={"live", "token_ids", "resume", "prompt_token_ids"}
+    )
     _check(_is_int(value["slot"], 1), "submit: slot must be an integer above 0")
     _check(isinstance(value["prompt"], str), "submit: prompt must be a string")
     _check(isinstance(value["parameters"], dict), "submit: parameters must be a JSON object")
     for name in ("live", "token_ids"):
         _check(isinstance(value.get(name, False), bool), f"submit: {name} must be true or false")
+    ids = value.get("prompt_token_ids")
+    _check(ids is None or _is_ids(ids), "submit: prompt_token_ids must be a list of integers")
     return Submit(
         slot=value["slot"],
         prompt=value["prompt"],
@@ -102,14 +107,14 @@ def _read_submit(value: Any) -> Command:
         live=value.get("live", False),
         token_ids=value.get("token_ids", False),
         resume=_read_resume(value["resume"]) if value.get("resume") is not None else None,
+        prompt_token_ids=ids,
     )
 
 
 def _read_resume(value: Any) -> tuple[list[int], str]:
     _check_members("submit: resume", value, required={"token_ids", "text"}, optional=set())
     ids, text = value["token_ids"], value["text"]
-    is_list = isinstance(ids, list) and all(_is_int(one, -_MAX_INT32) for one in ids)
-    _check(is_list, "submit: resume: token_ids must be a list of integers")
+    _check(_is_ids(ids), "submit: resume: token_ids must be a list of integers")
     _check(isinstance(text, str), "submit: resume: text must be a string")
     return ids, text
 
@@ -148,6 +153,10 @@ def _check_members(name: str, value: Any, required: set[str], optional: set[str]
         raise MessageError(f"{name}: {', '.join(missing)} is required")
     if unknown := sorted(value.keys() - required - optional):
         raise MessageError(f"{name}: unknown member: {', '.join(unknown):.100}")
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_int(one, -_MAX_INT32) for one in value)
 
 
 def _is_int(value: Any, least: int) -> bool:

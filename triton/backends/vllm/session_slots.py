@@ -19,6 +19,7 @@ class Output(NamedTuple):
     token_ids: list[int]
     logprobs: str  # a JSON list, or empty
     event: dict[str, Any]  # without the slot; may be empty
+    prompt_logprobs: str = ""  # a JSON list, in one response of the slot
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Slot:
     tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[str] = field(default_factory=list)  # JSON lists
+    prompt_logprobs: str = ""
     size: int = 0  # bytes of text and log probabilities at most
     event: dict[str, Any] = field(default_factory=dict)
 
@@ -50,6 +52,10 @@ class Slot:
             self.logprobs.append(logprobs)
             self.size += len(logprobs)
 
+    def add_prompt(self, logprobs: str) -> None:
+        self.prompt_logprobs = logprobs
+        self.size += len(logprobs)
+
     def take(self) -> Output:
         """Return the pending output; the slot then has none."""
         output = Output(
@@ -58,10 +64,11 @@ class Slot:
             tokens=self.tokens,
             token_ids=self.token_ids,
             logprobs=join_lists(self.logprobs),
+            prompt_logprobs=self.prompt_logprobs,
             event=self.event,
         )
         self.texts, self.tokens, self.token_ids, self.logprobs = [], 0, [], []
-        self.size, self.event = 0, {}
+        self.size, self.event, self.prompt_logprobs = 0, {}, ""
         return output
 
 

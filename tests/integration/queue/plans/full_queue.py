@@ -16,7 +16,8 @@ CHUNKS = 10  # of each of them
 EXPIRED = 50
 TABLES = (
     "results", "contexts", "result_chunks", "webhook_deliveries", "idempotency_keys", "workers",
-    "undigested_results", "result_search", "batches", "batch_lines", "team_limits",
+    "undigested_results", "result_search", "batches", "batch_lines", "team_limits", "jobs",
+    "job_progress", "job_rows", "job_events",
 )  # fmt: skip
 
 WITHOUT_AUTOVACUUM = ";".join(
@@ -81,6 +82,22 @@ INSERT INTO batches (id, team_id, endpoint, input_file_id, completion_window, st
 SELECT uuidv7(), 'default', '/v1/completions', uuidv7(), '24h', 'in_progress', now() + interval '1 day'
 FROM generate_series(1, 5)
 """
+# An open job of the first team, and a cancelled one of the second.
+_JOBS = """
+INSERT INTO jobs (id, team_id, priority, max_rows, closed_at, cancel_requested_at)
+SELECT md5(team)::uuid, team, 0, 1000000, CASE team WHEN 'red' THEN now() END,
+  CASE team WHEN 'red' THEN now() END
+FROM unnest(ARRAY['default', 'red']) team ON CONFLICT DO NOTHING;
+INSERT INTO job_progress (job_id) SELECT id FROM jobs ON CONFLICT DO NOTHING;
+INSERT INTO job_rows (job_id, key, request_hash, result_id, place, ended_as)
+SELECT md5(team_id)::uuid, 'key ' || id, 'hash', id, CASE WHEN state <> 'pending' THEN
+    row_number() OVER (PARTITION BY team_id ORDER BY state, id) END,
+  CASE WHEN state <> 'pending' THEN coalesce(error_code, 'completed') END
+FROM results WHERE team_id <> 'blue' ON CONFLICT DO NOTHING;
+INSERT INTO job_events (job_id, result_id, ended_as, rows)
+SELECT job_id, result_id, 'completed', 1 FROM job_rows WHERE place IS NULL
+ORDER BY job_id, result_id LIMIT 1000
+"""
 _SUSPECTS = f"""
 INSERT INTO results ({_COLUMNS}, engine_deaths)
 SELECT uuidv7(), 'default', md5('default0')::uuid, '{SUSPECTED}', '{{}}', now() + interval '1 h', 3600, 2
@@ -102,6 +119,7 @@ class Ids:
     ended: Sequence[UUID]  # of the default team, the oldest first
     running: Sequence[UUID]
     waiting: Sequence[UUID]  # of the default team
+    job: UUID  # of the default team
 
 
 async def fill_ended(connection: asyncpg.Connection, count: int) -> None:
@@ -110,6 +128,7 @@ async def fill_ended(connection: asyncpg.Connection, count: int) -> None:
     await connection.execute(_CONTEXTS)
     await connection.execute(_ENDED, new_id(), count)
     await connection.execute(_OTHERS_OF_ENDED)
+    await connection.execute(_JOBS)
 
 
 async def fill_waiting(connection: asyncpg.Connection, count: int) -> None:
@@ -122,6 +141,7 @@ async def fill_waiting(connection: asyncpg.Connection, count: int) -> None:
     await connection.execute(_WAITING, count)
     await connection.execute(_SUSPECTS)
     await connection.execute(_OTHERS_OF_WAITING)
+    await connection.execute(_JOBS)
 
 
 async def find_ids(connection: asyncpg.Connection) -> Ids:
@@ -139,4 +159,5 @@ async def find_ids(connection: asyncpg.Connection) -> Ids:
         await ids("results WHERE team_id = 'default' AND state <> 'pending'"),
         await ids(f"results WHERE state = 'pending' AND worker_id = '{worker}'"),
         await ids("results WHERE team_id = 'default' AND state = 'pending' AND worker_id IS NULL"),
+        *(await ids("jobs WHERE team_id = 'default'") or [new_id()]),
     )

@@ -50,7 +50,7 @@ class Queue:
         self.results = ResultStore(self.database, self.jobs, self.settings)
 
 
-def _new_results(
+def new_results(
     queue: Queue, count: int, model: str = MODELS[0], **members: Any
 ) -> list[NewResult]:
     """Every other one has a new context."""
@@ -67,11 +67,11 @@ def _new_results(
 
 
 async def _enqueue(queue: Queue) -> None:
-    await queue.jobs.enqueue(_new_results(queue, BATCH))
+    await queue.jobs.enqueue(new_results(queue, BATCH))
 
 
 async def _enqueue_one(queue: Queue) -> None:
-    await queue.jobs.enqueue(_new_results(queue, 1))
+    await queue.jobs.enqueue(new_results(queue, 1))
 
 
 async def _enqueue_flows(queue: Queue) -> None:
@@ -80,15 +80,27 @@ async def _enqueue_flows(queue: Queue) -> None:
         result
         for model in (*MODELS, RARE, "new")
         for priority in (0, 1, 2)
-        for result in _new_results(queue, 2, model, priority=priority)
+        for result in new_results(queue, 2, model, priority=priority)
     ]
     await queue.jobs.enqueue(results)
 
 
 async def _enqueue_with_keys(queue: Queue) -> None:
-    results = _new_results(queue, BATCH)
+    results = new_results(queue, BATCH)
     await queue.jobs.enqueue(
         [replace(one, key=NewKey(f"new {one.id}", b"hash", 60.0)) for one in results]
+    )
+
+
+async def _enqueue_reused(queue: Queue) -> None:
+    """Half of the results have a source."""
+    results = new_results(queue, BATCH)
+    await queue.database.fetch(
+        "UPDATE results SET reuse_digest = $2 WHERE id = ANY($1)", queue.ids.ended[:BATCH], b"known"
+    )
+    digests = [b"known" if place % 2 else b"new" for place in range(BATCH)]
+    await queue.jobs.enqueue(
+        [replace(one, reuse_digest=digest) for one, digest in zip(results, digests, strict=True)]
     )
 
 
@@ -97,7 +109,7 @@ async def _enqueue_eagerly(queue: Queue) -> None:
     queue.jobs.dispatcher = Dispatcher(queue.ids.worker)
     try:
         for model in ("new", MODELS[0]):
-            await queue.jobs.enqueue(_new_results(queue, BATCH // 2, model))
+            await queue.jobs.enqueue(new_results(queue, BATCH // 2, model))
     finally:
         queue.jobs.dispatcher = None
 
@@ -264,6 +276,7 @@ HOT_STATEMENTS: Sequence[HotStatement] = (
     HotStatement("enqueue one", _enqueue_one, 150, 60),
     HotStatement("enqueue flows", _enqueue_flows, 400, 1_200),
     HotStatement("enqueue with keys", _enqueue_with_keys, 300, 1_600),
+    HotStatement("enqueue reused", _enqueue_reused, 1_500, 3_000),
     HotStatement("enqueue eagerly", _enqueue_eagerly, 400, 700),
     HotStatement("claim", _claim, 1_000, 800),
     HotStatement("claim one", _claim_one, 150, 100),

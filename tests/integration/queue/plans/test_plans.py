@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.integration.queue.plans.explaining import Reading
+from tests.integration.queue.plans.hot_job_statements import HOT_JOB_STATEMENTS
 from tests.integration.queue.plans.hot_statements import HOT_STATEMENTS, HotStatement, Queue
 from tests.integration.queue.plans.states import (
     STATES,
@@ -29,6 +30,8 @@ _ALL_THAT_WAITS = """
 SELECT m FROM unnest($1::text[]) AS m WHERE NOT EXISTS (
   SELECT FROM results w WHERE w.model_name = m AND w.state = 'pending' AND w.worker_id IS NULL)
 """
+
+STATEMENTS = (*HOT_STATEMENTS, *HOT_JOB_STATEMENTS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -51,7 +54,7 @@ async def case(request: pytest.FixtureRequest, databases: Databases) -> AsyncIte
         yield InState(request.param, queue)
 
 
-@pytest.mark.parametrize("statement", HOT_STATEMENTS, ids=[one.name for one in HOT_STATEMENTS])
+@pytest.mark.parametrize("statement", STATEMENTS, ids=[one.name for one in STATEMENTS])
 async def test_a_hot_statement_reads_little(case: InState, statement: HotStatement) -> None:
     async with case.queue.database.undone() as readings:
         await statement.run(case.queue)

@@ -59,6 +59,11 @@ UNION ALL
 SELECT 'a result without its context', r.id FROM results r
 LEFT JOIN contexts c ON c.id = r.context_id WHERE c.id IS NULL
 UNION ALL
+SELECT 'a row of a result that is not there', o.result_id FROM (
+  SELECT result_id FROM result_search UNION ALL SELECT result_id FROM idempotency_keys
+  UNION ALL SELECT result_id FROM webhook_deliveries) o
+LEFT JOIN results r ON r.id = o.result_id WHERE r.id IS NULL
+UNION ALL
 SELECT 'a batch that miscounts', b.id FROM batches b
 WHERE b.ended_at IS NULL AND (b.completed, b.failed) <> (
   SELECT count(*) FILTER (WHERE is_completed), count(*) FILTER (WHERE NOT is_completed)
@@ -67,7 +72,7 @@ WHERE b.ended_at IS NULL AND (b.completed, b.failed) <> (
 _CLEAN = """
 DELETE FROM contexts; DELETE FROM workers; DELETE FROM result_chunks; DELETE FROM undigested_results;
 DELETE FROM batches; DELETE FROM files; DELETE FROM rate_buckets; DELETE FROM team_limits;
-DELETE FROM webhook_secrets;
+DELETE FROM webhook_secrets; DELETE FROM minute_stats;
 UPDATE retention_state SET looked_at = NULL, cleaned_at = NULL, trusted_at = NULL;
 """
 
@@ -124,7 +129,7 @@ async def open_schedules(database: Database) -> AsyncIterator[Schedules]:
 
 async def _connect_stepped(database: Database) -> SteppedConnection:
     """Connect as the pool of a process does."""
-    arguments = database._connect_arguments()
+    arguments = database._arguments()
     arguments["connection_class"] = SteppedConnection
     arguments["server_settings"]["deadlock_timeout"] = "50ms"
     connection = await database._primary.connect(**arguments)

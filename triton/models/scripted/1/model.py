@@ -1,9 +1,9 @@
 """A scripted stand-in for a language model, behind the vLLM backend's tensors.
 
-The text is a pure function of the prompt, `seed` and the length: one word per chunk, one chunk
+The text is a pure function of the prompt, `seed`, `lora_name`, the images and the length: one word per chunk, one chunk
 per token, the words unlike those of any other prompt, some of them outside ASCII. A longer
 script begins with the shorter one. `max_tokens` (default 16) is the number of chunks, `stop`,
-`include_stop_str_in_output`, `ignore_eos`, `logprobs` and `seed` mean what they mean to vLLM
+`include_stop_str_in_output`, `ignore_eos`, `logprobs`, `prompt_logprobs` and `seed` mean what they mean to vLLM
 (a chunk's id and log probability are made of its text; some are the second likeliest); other
 sampling parameters are accepted and change nothing.
 
@@ -59,10 +59,12 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from script import (
     RefusedError,
+    digest_images,
     read_sampling,
     resume_script,
     to_token_id,
     write_logprobs,
+    write_prompt_logprobs,
     write_script,
 )
 from session import Sessions
@@ -87,9 +89,12 @@ class Generation:
         self.is_cancelled = False
         arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         earlier_ids = arrays.pop("resume_token_ids", None)
+        images = arrays.pop("image", None)
         inputs = {name: array.flat[0] for name, array in arrays.items()}
         prompt = inputs["text_input"].decode("utf-8", "replace")
         sampling = read_sampling(inputs.get("sampling_parameters", b"{}"))
+        if images is not None:
+            sampling["images"] = digest_images(images.flatten().tolist())
         self.script = write_script(prompt, sampling)
         if earlier_ids is not None:
             earlier_text = inputs.get("resume_text", b"").decode("utf-8", "replace")
@@ -103,6 +108,9 @@ class Generation:
         self.wanted = frozenset(name for name, value in inputs.items() if value is np.True_)
         self.input_tokens = len(prompt.split())
         self.logprobs_wanted = sampling.get("logprobs")
+        self.prompt_logprobs = "null"
+        if (wanted := sampling.get("prompt_logprobs")) is not None:
+            self.prompt_logprobs = write_prompt_logprobs(prompt, wanted)
         self.sent = self.script.start  # chunks sent so far
         self.cumulative = 0.0  # their log probabilities, where these are asked for
         self.due = time.monotonic() + self.script.first_delay + self.script.delay
@@ -124,6 +132,8 @@ class Generation:
             tensors.append(numbers("token_ids", ids, np.int32))
         if "return_logprobs" in self.wanted:
             tensors.append(strings("logprobs", [self.logprobs(chunks)]))
+        if start == self.script.start and "return_prompt_logprobs" in self.wanted:
+            tensors.append(strings("prompt_logprobs", [self.prompt_logprobs]))
         if "return_cumulative_logprob" in self.wanted:
             for chunk in chunks:
                 (entry,) = write_logprobs(chunk, 0).values()

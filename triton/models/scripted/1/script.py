@@ -67,6 +67,11 @@ class Script:
             ctypes.PyDLL(None).pause()
 
 
+def digest_images(images: list[bytes]) -> str:
+    """A text that stands for images, given as base64, in their order."""
+    return hashlib.sha256(b"\0".join(images)).hexdigest()
+
+
 def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
     """Raises RefusedError for a directive or a sampling parameter that makes no sense."""
     directive = read_directive(prompt)
@@ -90,7 +95,9 @@ def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
     if length > MAX_CHUNKS:
         raise RefusedError(f"at most {MAX_CHUNKS} chunks, not {length}")
     words = words[:length]
-    words += invent_words(f"{sampling.get('seed')}\0{prompt}", length)[len(words) :]
+    names = ("lora_name", "images")
+    given = "".join(f"{sampling[name]}\0" for name in names if sampling.get(name))
+    words += invent_words(f"{given}{sampling.get('seed')}\0{prompt}", length)[len(words) :]
     chunks = [word if index == 0 else " " + word for index, word in enumerate(words)]
     if "nul" in directive and chunks:
         chunks[0] = "\0" + chunks[0]
@@ -194,6 +201,13 @@ def write_logprobs(chunk: str, wanted: int) -> dict[int, dict[str, Any]]:
             entry = {"logprob": -other / 4, "rank": other, "decoded_token": f" other{other}"}
             entries[chosen + other] = entry
     return entries
+
+
+def write_prompt_logprobs(prompt: str, wanted: int) -> str:
+    """The entries of a prompt's words as JSON; the first one has none, as in vLLM."""
+    words = [word if index == 0 else " " + word for index, word in enumerate(prompt.split())]
+    entries = [write_logprobs(word, wanted) for word in words[1:]]
+    return json.dumps([None, *entries] if words else [])
 
 
 def cut_at_stop(script: Script, sampling: dict[str, Any]) -> None:

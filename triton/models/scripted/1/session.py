@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from script import RefusedError, Script, resume_script, to_token_id, write_logprobs, write_script
+from script import (
+    RefusedError,
+    Script,
+    resume_script,
+    to_token_id,
+    write_logprobs,
+    write_prompt_logprobs,
+    write_script,
+)
 from session_commands import Opening, Submission, read_commands
 from tensors import FINAL, numbers, send_error, strings
 
@@ -31,6 +39,9 @@ class Slot:
         self.is_live = submission.live
         self.returns_ids = submission.token_ids
         self.logprobs = submission.parameters.get("logprobs")
+        self.prompt_logprobs = ""  # until they are sent
+        if (wanted := submission.parameters.get("prompt_logprobs")) is not None:
+            self.prompt_logprobs = write_prompt_logprobs(submission.prompt, wanted)
         self.prompt_tokens: int | None = len(submission.prompt.split())  # until it is sent
         self.script = script
         self.made = self.sent = script.start  # chunks
@@ -90,6 +101,7 @@ class Step:
         self.texts: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: list[str] = []
+        self.prompt_logprobs: list[str] = []
         self.events: list[str] = []
         self.size = 0
 
@@ -106,9 +118,11 @@ class Step:
         if slot.logprobs is not None and chunks:
             encoded = json.dumps([write_logprobs(chunk, slot.logprobs) for chunk in chunks])
         self.logprobs.append(encoded)
+        self.prompt_logprobs.append(slot.prompt_logprobs)
         if event := slot.take_events():
             self.events.append(json.dumps({"slot": slot.number} | event))
-        self.size += len(text) + len(encoded)
+        self.size += len(text) + len(encoded) + len(slot.prompt_logprobs)
+        slot.prompt_logprobs = ""
 
     def response(self) -> Any:
         tensors = [
@@ -121,6 +135,8 @@ class Step:
             tensors.append(numbers("token_ids", self.token_ids, np.int32))
         if any(self.logprobs):
             tensors.append(strings("logprobs", self.logprobs))
+        if any(self.prompt_logprobs):
+            tensors.append(strings("prompt_logprobs", self.prompt_logprobs))
         if self.events:
             tensors.append(strings("session_events", self.events))
         return pb_utils.InferenceResponse(output_tensors=tensors)

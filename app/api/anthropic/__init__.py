@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: https://docs.anthropic.com/en/api/messages"""

@@ -1,0 +1,96 @@
+"""Content blocks of a request, and the texts and calls that templates get of them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, JsonValue
+
+from app.api.schema_parts import STRICT, value_error
+from app.core.bounded_json import check_json
+from app.results.requests import MAX_PROMPT_CHARACTERS
+
+_MAX_BLOCKS = 10_000
+_INPUT_DEPTH = 64
+_TEXT_ONLY = ("text",)
+_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+def _to_blocks(content: Any) -> Any:
+    """A text is short for one text block."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _check_type(block: Any, known: tuple[str, ...]) -> Any:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if isinstance(block, dict) and kind not in known:
+        raise value_error(
+            f"a block of type {str(kind)[:40]!r} is not supported here; supported are {', '.join(known)}"
+        )
+    return block
+
+
+def _check_input(value: Any) -> Any:
+    return check_json(value, max_bytes=MAX_PROMPT_CHARACTERS, max_depth=_INPUT_DEPTH)
+
+
+class TextBlock(BaseModel):
+    model_config = STRICT
+
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(BaseModel):
+    """An earlier thought, for templates that take it."""
+
+    model_config = STRICT
+
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
+
+
+class ToolUseBlock(BaseModel):
+    """A call that the model made."""
+
+    model_config = STRICT
+
+    type: Literal["tool_use"]
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    input: Annotated[dict[str, JsonValue], BeforeValidator(_check_input)] = Field(
+        default_factory=dict
+    )
+
+
+_TextBlocks = Annotated[
+    list[Annotated[TextBlock, BeforeValidator(lambda block: _check_type(block, _TEXT_ONLY))]],
+    Field(max_length=_MAX_BLOCKS),
+]
+Texts = Annotated[
+    _TextBlocks, BeforeValidator(_to_blocks, json_schema_input_type=str | _TextBlocks)
+]
+
+
+class ToolResultBlock(BaseModel):
+    """The result of a call."""
+
+    model_config = STRICT
+
+    type: Literal["tool_result"]
+    tool_use_id: Annotated[str, Field(min_length=1, max_length=256)]
+    content: Texts | None = None
+    is_error: bool | None = Field(None, description="Ignored: the content states the error.")
+
+
+_Block = Annotated[
+    Annotated[
+        TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    ],
+    BeforeValidator(lambda block: _check_type(block, _BLOCKS)),
+]
+_Blocks = Annotated[list[_Block], Field(max_length=_MAX_BLOCKS)]
+Content = Annotated[_Blocks, BeforeValidator(_to_blocks, json_schema_input_type=str | _Blocks)]
+
+
+def join_texts(blocks: Any) -> str:
+    """The text blocks as lines of one text, as in a chat completion."""
+    return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))

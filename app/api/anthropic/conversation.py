@@ -1,0 +1,124 @@
+"""Messages of a request in the form that chat templates take."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, model_validator
+
+from app.api.anthropic.blocks import (
+    Content,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    join_texts,
+)
+from app.api.schema_parts import STRICT, value_error
+from app.core.errors import invalid_field
+
+# Blocks that messages of a role cannot have.
+_FOREIGN: dict[str, tuple[type[BaseModel], ...]] = {
+    "user": (ToolUseBlock,),
+    "assistant": (ToolResultBlock,),
+    "system": (ToolUseBlock, ToolResultBlock),
+}
+
+
+class MessageParam(BaseModel):
+    """One turn of the conversation."""
+
+    model_config = STRICT
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @model_validator(mode="after")
+    def _has_blocks_of_its_role(self) -> Self:
+        for place, block in enumerate(self.content):
+            if isinstance(block, _FOREIGN[self.role]):
+                raise value_error(
+                    f"block {place} is of type {block.type}, which the role {self.role} cannot have"
+                )
+        return self
+
+
+def to_template(
+    system: Sequence[TextBlock] | None,
+    messages: Sequence[MessageParam],
+    reasoning_members: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """The messages for a template: consecutive ones of a role are one, a call's result is its own.
+
+    `reasoning_members` are the template's names for the thoughts of an assistant's message.
+    """
+    found: list[dict[str, Any]] = []
+    if system and (text := join_texts(system)):
+        found.append({"role": "system", "content": text})
+    for message in messages:
+        if message.role == "assistant":
+            _add(found, _answer(message, reasoning_members))
+            continue
+        texts: list[TextBlock] = []
+        has_results = False
+        for block in message.content:
+            if isinstance(block, ToolResultBlock):
+                _add_texts(found, message.role, texts)
+                texts, has_results = [], True
+                found.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": block.tool_use_id,
+                        "content": join_texts(block.content or ()),
+                    }
+                )
+            elif isinstance(block, TextBlock):
+                texts.append(block)
+        if texts or not has_results:
+            _add(found, {"role": message.role, "content": join_texts(texts)})
+    return found
+
+
+def is_prefill(messages: Sequence[MessageParam]) -> bool:
+    """Return whether the model continues the last message. Raises InvalidRequestError."""
+    last = messages[-1]
+    if last.role != "assistant":
+        return False
+    if any(isinstance(block, ToolUseBlock) for block in last.content):
+        raise invalid_field(
+            "messages", "the last one has tool_use blocks; send their tool_result blocks after it"
+        )
+    return bool(join_texts(last.content))
+
+
+def _answer(message: MessageParam, reasoning_members: Sequence[str]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"role": "assistant", "content": join_texts(message.content)}
+    thoughts = "\n".join(
+        block.thinking for block in message.content if isinstance(block, ThinkingBlock)
+    )
+    if thoughts:
+        answer |= dict.fromkeys(reasoning_members, thoughts)
+    calls = [
+        {
+            "id": block.id,
+            "type": "function",
+            "function": {"name": block.name, "arguments": block.input},
+        }
+        for block in message.content
+        if isinstance(block, ToolUseBlock)
+    ]
+    return answer | {"tool_calls": calls} if calls else answer
+
+
+def _add_texts(found: list[dict[str, Any]], role: str, texts: Sequence[TextBlock]) -> None:
+    if texts:
+        _add(found, {"role": role, "content": join_texts(texts)})
+
+
+def _add(found: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Add a message, or join it with one of the same role that it follows."""
+    last = found[-1] if found else None
+    if last is None or last["role"] != message["role"] or "tool_calls" in last:
+        found.append(message)
+        return
+    texts = [one["content"] for one in (last, message) if one["content"]]
+    last |= message | {"content": "\n".join(texts)}

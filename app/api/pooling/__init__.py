@@ -1,0 +1,1 @@
+"""Reranking and scores (Cohere, Jina, vLLM, TEI), and TEI's embeddings."""

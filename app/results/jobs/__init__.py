@@ -1,0 +1,1 @@
+"""Jobs: named sets of results with counts, an order of ends, and keys that live as long as they do."""

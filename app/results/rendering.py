@@ -1,0 +1,24 @@
+"""Chat messages to a prompt, by the chat template of their model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.inference.images import IMAGES, to_parts
+from app.inference.model_registry import Model
+from app.results.drafts import no_chat, no_vision
+
+
+async def render(
+    model: Model, messages: list[dict[str, Any]], arguments: Mapping[str, Any] | None = None
+) -> str:
+    """The prompt as it is sent to the engine, with the template's places for images.
+
+    Raises InvalidRequestError for messages that the model cannot take, and TemplatesBusyError.
+    """
+    if model.format is None or not model.has_chat:
+        raise no_chat(model)
+    if any(one.get(IMAGES) for one in messages):
+        if not await model.format.takes_images():
+            raise no_vision(model)
+        messages = [to_parts(one) for one in messages]
+    return model.format.for_engine(await model.format.render(messages, arguments))

@@ -1,0 +1,1 @@
+"""Jobs: a model applied to each row of a data set, kept by the service."""

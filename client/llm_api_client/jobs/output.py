@@ -1,0 +1,193 @@
+"""Files of answers: written as rows end, and continued after any interruption.
+
+Answers are lines of JSON in the order of ends: the last whole line has the place to continue from. A Parquet
+file is made of these lines at the end.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from llm_api_client.errors import ConfigurationError, LLMAPIError
+from llm_api_client.jobs.parquet import parquet_library, write_parquet
+from llm_api_client.jobs.records import Row
+from llm_api_client.schemas import ResultError
+
+_BLOCK_BYTES = 1 << 16
+
+
+class OutputError(LLMAPIError):
+    """The file of answers cannot be written; the job continues, and so does the file in the next run."""
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of a file of answers."""
+
+    key: str
+    text: str
+    place: int | None = None
+    result_id: str | None = None
+    model: str | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    error: ResultError | None = None
+
+
+class _Owner(msgspec.Struct):
+    """The job that a file of answers belongs to."""
+
+    job: str
+
+
+def line_of(row: Row[Any]) -> Line:
+    """The line of a row."""
+    result = row.result
+    usage = result.usage if result else None
+    return Line(
+        row.key, row.text, row.place, result.id if result else None,
+        result.model_name if result else None, result.finish_reason if result else None,
+        usage.prompt_tokens if usage else None, usage.completion_tokens if usage else None, row.error,
+    )  # fmt: skip
+
+
+class AnswerFile:
+    """Answers at `path` (JSONL or Parquet); beside it, with further suffixes:
+
+    `.job.json` names the job, `.failed.jsonl` has the rows without an answer, and `.jsonl` the lines of
+    a Parquet file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        suffix = self.path.suffix.lower()
+        if suffix not in (".jsonl", ".ndjson", ".parquet"):
+            raise ConfigurationError(f"{self.path}: answers are written as .jsonl or .parquet.")
+        self.is_parquet = suffix == ".parquet"
+        if self.is_parquet:
+            parquet_library()
+        self.lines = self._beside(".jsonl") if self.is_parquet else self.path
+        self.failures = self._beside(".failed.jsonl")
+        self._encode = msgspec.json.Encoder().encode
+        self._files: tuple[BinaryIO, BinaryIO] | None = None
+
+    def _beside(self, suffix: str) -> Path:
+        return self.path.with_name(self.path.name + suffix)
+
+    def open(self, job_id: str, after: int) -> int:
+        """Continue the files of a job; the place behind which its rows are missing, at least `after`.
+
+        Raises:
+            ConfigurationError: the file belongs to another job, or to none.
+            OutputError: it cannot be written.
+        """
+        try:
+            self._check_owner(job_id)
+            answers, failures = self.lines.open("a+b"), self.failures.open("a+b")
+            self._files = answers, failures
+            drop_torn_line(failures)
+            drop_torn_line(answers)
+            last = last_line(answers)
+        except OSError as error:
+            self.close()
+            raise OutputError(f"{self.lines} cannot be written: {error}") from error
+        place = 0 if last is None else msgspec.json.decode(last, type=Line).place
+        return max(after, place or 0)
+
+    def _check_owner(self, job_id: str) -> None:
+        owner = self._beside(".job.json")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if owner.exists():
+            found = msgspec.json.decode(owner.read_bytes(), type=_Owner).job
+            if found != job_id:
+                raise ConfigurationError(
+                    f"{self.path} has the answers of another job ({found}): choose another file."
+                )
+        elif self.lines.exists() or self.path.exists():
+            raise ConfigurationError(f"{self.path} exists, and is of no job: choose another file.")
+        else:
+            replace(owner, [msgspec.json.encode(_Owner(job_id))])
+
+    def write(self, rows: Sequence[Row[Any]]) -> None:
+        """Append rows; failures first, so that the last answer's place covers them.
+
+        Raises:
+            OutputError: the disk is full, for example.
+        """
+        assert self._files is not None
+        answers, failures = self._files
+        try:
+            for file, has_failed in ((failures, True), (answers, False)):
+                for row in rows:
+                    if (row.error is not None) is has_failed:
+                        file.write(self._encode(line_of(row)) + b"\n")
+                file.flush()
+        except OSError as error:
+            raise OutputError(
+                f"{self.path} cannot be written ({error.strerror}). The job continues: make space, and "
+                "run the same again; the file continues where it is."
+            ) from error
+
+    def finish(self) -> None:
+        """Drop failures that have an answer now, and write the Parquet file."""
+        self.close()
+        last = {
+            msgspec.json.decode(line, type=Line).key: line for line in read_lines(self.failures)
+        }
+        if last:
+            for line in read_lines(self.lines):
+                last.pop(msgspec.json.decode(line, type=Line).key, None)
+        replace(self.failures, last.values())
+        if self.is_parquet:
+            write_parquet(self.lines, self.path)
+
+    def close(self) -> None:
+        for file in self._files or ():
+            with contextlib.suppress(OSError):  # reported by `write`
+                file.close()
+        self._files = None
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The whole lines of a file."""
+    with path.open("rb") as file:
+        yield from file
+
+
+def replace(path: Path, lines: Iterable[bytes]) -> None:
+    """Write a file at once: a reader sees the old lines or the new ones."""
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        file.writelines(lines)
+    new.replace(path)
+
+
+def drop_torn_line(file: BinaryIO) -> None:
+    """Cut what a killed process left of a line."""
+    end = file.seek(0, os.SEEK_END)
+    file.truncate(_after_newline(file, end))
+
+
+def last_line(file: BinaryIO) -> bytes | None:
+    """The last line of a file of whole lines; None if it has none."""
+    end = file.seek(0, os.SEEK_END)
+    if end == 0:
+        return None
+    file.seek(_after_newline(file, end - 1))
+    return file.read()
+
+
+def _after_newline(file: BinaryIO, end: int) -> int:
+    """The position behind the last line end before `end`."""
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0

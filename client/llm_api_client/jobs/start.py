@@ -1,0 +1,140 @@
+"""The start of a map over a data set: its rows, its prompts, and the job that keeps its answers."""
+
+import os
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any, Literal
+
+from llm_api_client.errors import ConfigurationError
+from llm_api_client.jobs.batches import Batch, Batcher, KeyOf, digest
+from llm_api_client.jobs.mapping import Course
+from llm_api_client.jobs.ordering import Ordering
+from llm_api_client.jobs.output import AnswerFile
+from llm_api_client.jobs.progress import Progress
+from llm_api_client.jobs.prompts import Template, compile_prompt
+from llm_api_client.jobs.records import Value
+from llm_api_client.jobs.sources import open_source
+from llm_api_client.jobs.structured import parser_of, schema_of
+from llm_api_client.operations import jobs
+from llm_api_client.steps import Call
+
+# Rows that may wait for their turn with order="input".
+_WINDOW = 10_000
+
+
+def start_map(
+    rows: Any,
+    prompt: Template = None,
+    *,
+    model: str,
+    key: KeyOf = None,
+    parameters: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    structured: type[Value] | None = None,
+    order: Literal["completed", "input"] = "completed",
+    out: str | os.PathLike[str] | None = None,
+    window: int | None = None,
+    progress: bool | None = None,
+    priority: int | None = None,
+    deadline_seconds: float | None = None,
+    webhook_url: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Call[Course[Value]]:
+    """Apply a model to each row of a data set; iterate over the job, or `run` it.
+
+    The service keeps the job. The same call again, after any interruption and on any machine, continues it:
+    no row is answered twice, and none is left out.
+
+    Args:
+        rows: an iterable of mappings or texts; a data frame of pandas or polars; a data set of Hugging Face;
+            the path of a JSONL, CSV, TSV or Parquet file.
+        prompt: a text with `{column}` in braces, chat messages with such texts, or a function of the row.
+            None: the rows are texts or lists of messages.
+        model: the model's name.
+        key: the column, or a function of the row, that names each row; default: its number.
+        parameters: of sampling, such as `max_tokens`.
+        name: of the job; the same name continues the same job. Default: derived from the model, the
+            prompts of the first thousand rows, and the size of the data.
+        structured: a pydantic model or a msgspec type: the answers are JSON of its schema, and `Row.value`
+            is an object of it.
+        order: `completed`: rows in the order of their ends; `input`: in the order of the data, each with
+            its `input`.
+        out: a .jsonl or .parquet file of the answers, which a later call continues.
+        window: most rows that are sent and not read yet; default: as many as the service takes, so that
+            the job goes on without this process; 10,000 with order="input".
+        progress: show a bar; default: on terminals and in notebooks.
+        priority: of the rows, -100 to 100; default: -1.
+        deadline_seconds: of each row.
+        webhook_url: kept with the job.
+        metadata: of the job.
+
+    Raises:
+        ConfigurationError: the template names a column that the rows lack, for example; nothing was sent.
+    """
+    output = None
+    if out is not None:
+        if order == "input":
+            raise ConfigurationError(
+                "A file of answers has the order of their ends: leave out order=."
+            )
+        output = AnswerFile(out)
+    source = open_source(rows)
+    sampling = dict(parameters or {})
+    if structured is not None:
+        sampling["structured_outputs"] = {"json": schema_of(structured)}
+    options = {"model": model, "parameters": sampling}
+    batcher = Batcher(source, compile_prompt(prompt), key, options, keeps_input=order == "input")
+    batches = iter(batcher)
+    first = next(batches, None)
+    _check(first)
+    info = yield from jobs.create(
+        name or "",
+        key=f"name {name}" if name else f"rows {digest(source, first)}",
+        total=source.total,
+        priority=priority,
+        deadline_seconds=deadline_seconds,
+        webhook_url=webhook_url,
+        metadata=metadata,
+    )
+    return Course(
+        job_id=info.id,
+        progress=Progress(is_shown=progress, total=source.total),
+        batches=chain([first] if first else [], batches),
+        window=window or (_WINDOW if order == "input" else None),
+        output=output,
+        ordering=Ordering() if order == "input" else None,
+        parse=None if structured is None else parser_of(structured),
+    )
+
+
+def _check(first: Batch | None) -> None:
+    """Nothing is sent if none of the first rows can be."""
+    if first is not None and first.failed and not first.items:
+        error = first.failed[0].error
+        raise ConfigurationError(f"No row can be sent: {error.message if error else ''}.")
+
+
+def open_job(
+    job_id: str,
+    *,
+    structured: type[Value] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> Call[Course[Value]]:
+    """Read the rows of a job by its id, on any machine.
+
+    Rows that were not sent yet are sent by `map` alone.
+
+    Args:
+        job_id: of the job.
+        structured: as in `map`.
+        out: as in `map`.
+        progress: as in `map`.
+    """
+    info = yield from jobs.get(job_id)
+    return Course(
+        job_id=info.id,
+        progress=Progress(is_shown=progress, total=info.total),
+        output=None if out is None else AnswerFile(out),
+        parse=None if structured is None else parser_of(structured),
+    )

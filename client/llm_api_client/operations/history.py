@@ -1,0 +1,136 @@
+"""Past results: lists, search, exports."""
+
+from datetime import datetime
+
+import msgspec
+
+from llm_api_client.operations.paging import pages
+from llm_api_client.schemas import Result, State
+from llm_api_client.steps import Again, Emit, Feed, Lost, Open, QueryValue, Read, Reply, Request
+
+
+def _filters(
+    state: State | None,
+    model: str | None,
+    context_id: str | None,
+    error_code: str | None,
+    retryable: bool | None,
+    created_after: datetime | str | None,
+    created_before: datetime | str | None,
+    q: str | None,
+) -> dict[str, QueryValue]:
+    return {
+        "state": state, "model_name": model, "context_id": context_id, "error_code": error_code,
+        "retryable": retryable, "created_after": _time(created_after),
+        "created_before": _time(created_before), "q": q,
+    }  # fmt: skip
+
+
+def _time(value: datetime | str | None) -> str | None:
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def list_results(
+    *,
+    limit: int | None = None,
+    state: State | None = None,
+    model: str | None = None,
+    context_id: str | None = None,
+    error_code: str | None = None,
+    retryable: bool | None = None,
+    created_after: datetime | str | None = None,
+    created_before: datetime | str | None = None,
+    full: bool = False,
+    prompts: bool = False,
+) -> Feed[Result]:
+    """Iterate over results, newest first.
+
+    Args:
+        limit: most results; None: all.
+        state: `pending`, `completed` or `failed`.
+        model: the model's name.
+        context_id: of a stored prompt.
+        error_code: of failed results.
+        retryable: whether another try may succeed.
+        created_after: a time, as a datetime or in ISO 8601; `created_before` likewise.
+        created_before: see `created_after`.
+        full: with the whole texts; otherwise their first 1,000 characters, and `truncated` is true
+            for the longer ones.
+        prompts: with the beginning of each prompt (`prompt_start`).
+    """
+    query = _filters(
+        state, model, context_id, error_code, retryable, created_after, created_before, None
+    )
+    shown = {"full": full or None, "prompts": prompts or None}
+    yield from pages("/results/", Result, {**query, **shown}, limit)
+
+
+def search(
+    q: str,
+    *,
+    limit: int | None = None,
+    state: State | None = None,
+    model: str | None = None,
+    created_after: datetime | str | None = None,
+    created_before: datetime | str | None = None,
+    full: bool = False,
+) -> Feed[Result]:
+    """Iterate over the results with these words in prompt, text or error, newest first.
+
+    Args:
+        q: words, all of them; `"a phrase"`, `or` and `-not`, as in search engines.
+        limit: most results; None: all.
+        state: as in `list`, like all other arguments.
+        model: the model's name.
+        created_after: a time.
+        created_before: a time.
+        full: with the whole texts.
+
+    Raises:
+        InvalidRequestError: `search_too_slow`: narrow the search.
+    """
+    query = _filters(state, model, None, None, None, created_after, created_before, q)
+    yield from pages("/results/", Result, {**query, "full": full or None, "prompts": True}, limit)
+
+
+def export(
+    *,
+    limit: int | None = None,
+    state: State | None = None,
+    model: str | None = None,
+    context_id: str | None = None,
+    error_code: str | None = None,
+    retryable: bool | None = None,
+    created_after: datetime | str | None = None,
+    created_before: datetime | str | None = None,
+    q: str | None = None,
+) -> Feed[Result]:
+    """Iterate over results with whole texts and prompts (`content` or `messages`), newest first.
+
+    A response that breaks off is continued behind its last whole line. Arguments as in `list` and `search`.
+
+    Raises:
+        ConnectionFailedError: no result arrived within the client's patience.
+    """
+    query = _filters(
+        state, model, context_id, error_code, retryable, created_after, created_before, q
+    )
+    after: str | None = None
+    left = limit
+    while left is None or left > 0:
+        opened = Request("GET", "/results/export", {**query, "limit": left, "after": after})
+        outcome = yield Open(opened)
+        rest = b""
+        while isinstance(outcome, bytes) or (isinstance(outcome, Reply) and outcome.status == 200):
+            outcome = yield Read()
+            if outcome == b"":
+                return
+            if isinstance(outcome, bytes):
+                *lines, rest = (rest + outcome).split(b"\n")
+                for line in lines:
+                    result = msgspec.json.decode(line, type=Result)
+                    after, left = result.id, None if left is None else left - 1
+                    yield Emit(result)
+        if left != 0:
+            assert isinstance(outcome, (Reply, Lost))
+            yield Again(outcome)

@@ -1,0 +1,125 @@
+"""Images on real vLLM, with a tiny model that has vision."""
+
+import base64
+import json
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from app.cli.up.triton import EmbeddedTriton
+from app.inference.model_repository import write_entry
+from tests.conftest import TRITON_VENV, Service, make_settings, run_triton
+from tests.images import BLUE, RED, data_uri, png, png_uri
+from tests.integration.support import openai_client, serve
+from tests.postgres import PostgresServer
+from tests.triton_streams import ModelError, ask, collect
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+IMAGES_OF_REQUESTS = ((png_uri(RED),), (png_uri(BLUE),), (png_uri(RED), png_uri(BLUE)), ())
+SAMPLING: dict[str, Any] = {"temperature": 0, "max_tokens": 2, "logprobs": 0}
+
+
+@pytest.fixture(scope="module")
+def eye(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
+    """Triton with the model `eye`."""
+    weights = tmp_path_factory.mktemp("weights") / "eye"
+    maker = Path(__file__).with_name("make_vision_model.py")
+    subprocess.run([TRITON_VENV / "bin" / "python", "-I", maker, weights], check=True)
+    entry = tmp_path_factory.mktemp("repository") / "eye"
+    write_entry(entry, weights, engine={"dtype": "float32", "limit_mm_per_prompt": {"image": 2}})
+    with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("eye"), {"eye": entry}) as server:
+        yield server
+
+
+@pytest.fixture
+async def service(
+    postgres_server: PostgresServer, database_name: str, eye: EmbeddedTriton
+) -> AsyncIterator[Service]:
+    repository = eye.environment["LLM_MODEL_REPOSITORY"]
+    settings = make_settings(postgres_server, database_name, eye, model_repository=repository)
+    async with serve(settings, with_worker=True) as running:
+        yield running
+
+
+def part(uri: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": uri}}
+
+
+async def see(client: AsyncOpenAI, *uris: str) -> tuple[float, int]:
+    """The first token's log probability in an answer to a question about images, and the prompt's tokens.
+
+    The model is random: texts may be equal, and later tokens may differ by the last digits.
+    """
+    content: Any = [*map(part, uris), {"type": "text", "text": "What?"}]
+    answer = await client.chat.completions.create(
+        model="eye",
+        messages=[{"role": "user", "content": content}],
+        logprobs=True,
+        temperature=0,
+        max_tokens=2,
+    )
+    logprobs = answer.choices[0].logprobs
+    assert answer.usage is not None
+    assert logprobs is not None
+    assert logprobs.content
+    return logprobs.content[0].logprob, answer.usage.prompt_tokens
+
+
+async def test_the_official_client_sends_images(service: Service) -> None:
+    async with openai_client(service) as client:
+        red, blue, both, none = [await see(client, *uris) for uris in IMAGES_OF_REQUESTS]
+        again = await see(client, *IMAGES_OF_REQUESTS[0])
+    assert len({round(one[0], 2) for one in (red, blue, both, none)}) == 4
+    assert again[0] == pytest.approx(red[0], abs=1e-3)
+    assert none[1] < red[1] == blue[1] < both[1]  # the engine counts the tokens of images
+
+
+async def test_the_engine_reads_the_image_itself(service: Service, eye: EmbeddedTriton) -> None:
+    """The first token is that of the rendered prompt with the image, asked of the engine directly."""
+    for color in (RED, BLUE):
+        message = {"role": "user", "content": "What?", "images": [{"url": png_uri(color)}]}
+        body = {"model": "eye", "messages": [message], "parameters": SAMPLING}
+        answer = await service.client.post("/results/", json=body, headers={"Prefer": "wait=60"})
+        result = answer.json()
+        assert result["state"] == "completed", result
+        direct = await collect(eye, direct_request(png(color)))
+        ours, theirs = result["logprobs"][0], json.loads(direct[0]["logprobs"][0])[0]
+        assert ours.keys() == theirs.keys()
+        for token, entry in ours.items():
+            assert entry["logprob"] == pytest.approx(theirs[token]["logprob"], abs=1e-3)
+
+
+def direct_request(image: bytes) -> Any:
+    encoded = base64.b64encode(image).decode()
+    prompt = "user: <image>What?assistant: "
+    return ask("eye", prompt, SAMPLING, stream=True, return_logprobs=True, image=encoded)
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (b"\x89PNG\r\n\x1a\nbroken", "image"),
+        (png(RED)[:50], "image"),
+        (png(RED, 8000, 8000), "image has 8000 x 8000 pixels"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a base64-encoded image"),
+    ],
+)
+async def test_a_wrong_image_fails_its_own_request_alone(
+    service: Service, eye: EmbeddedTriton, image: bytes, words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        await collect(eye, direct_request(image))
+    if image.startswith(b"\x89PNG"):
+        body = {
+            "model": "eye",
+            "messages": [{"role": "user", "content": "x", "images": [{"url": data_uri(image)}]}],
+        }
+        answer = await service.client.post("/results/", json=body, headers={"Prefer": "wait=60"})
+        result = answer.json()
+        assert (result["state"], result["error"]["code"]) == ("failed", "invalid_request")
+    assert await collect(eye, direct_request(png(BLUE)))

@@ -1,0 +1,1 @@
+"""Jobs: rows, counts, order of ends, cancellation, retry and removal."""
