@@ -78,7 +78,7 @@ async def test_readers_elsewhere_get_the_text_in_notifications(
         serve(settings) as far,
         serve(settings) as late,
     ):
-        sent = await send(near, script(60, 0.02))
+        sent = await send(near, script(60, 0.05))
         first, second = Reader(), Reader()
         reading = asyncio.create_task(first.read(far.client, sent["id"]))
 
@@ -97,7 +97,7 @@ async def test_readers_elsewhere_get_the_text_in_notifications(
         assert reader.result is not None
         assert reader.text == reader.result["result"]
         assert reader.attempts == [1]
-    assert first.deltas >= 40
+    assert first.deltas >= 30  # a busy machine joins some of them
     assert second.deltas < first.deltas
 
 
