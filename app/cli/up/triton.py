@@ -133,8 +133,11 @@ class EmbeddedTriton(processes.ChildPart):
         silence = 0
         async with self.client() as client:
             while True:
-                family = [process.pid for process in processes.descendants(self._process.pid)]
-                await processes.any_exit([self._process.pid, *family], PROBE_INTERVAL)
+                watched = [self._process.pid]
+                # A killed server refuses calls before its end shows, while its children have ended.
+                if not silence:
+                    watched += [child.pid for child in processes.descendants(self._process.pid)]
+                await processes.any_exit(watched, PROBE_INTERVAL)
                 has_crashed = await self._has_crashed()
                 if self._process.poll() is not None:
                     return await super().wait()

@@ -86,6 +86,21 @@ async def test_recovers_from_kill_9_on_the_same_ports(
     assert not alive, "outlived their server"
 
 
+async def test_a_server_that_is_about_to_end_does_not_count_as_silent(
+    server: EmbeddedTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls are refused, and the model's process has ended, a second before the server's end."""
+    refused = TritonClient(f"127.0.0.1:{processes.free_port()}", server.secret)
+    monkeypatch.setattr(server, "client", lambda: refused)
+    down = asyncio.create_task(server.wait())
+    await asyncio.sleep(0)
+    find(tmp_path, "triton_python_b").kill()
+    await asyncio.sleep(1)
+    find(tmp_path, "tritonserver").kill()
+    async with asyncio.timeout(60):
+        assert "SIGKILL" in await down
+
+
 async def test_a_crash_is_logged(server: EmbeddedTriton, tmp_path: Path) -> None:
     find(tmp_path, "tritonserver").send_signal(signal.SIGABRT)
     async with asyncio.timeout(60):
