@@ -34,7 +34,7 @@ class SlowReader(StreamReader):
 
 async def test_slow_readers_cost_no_memory_and_delay_no_other(stack: Stack) -> None:
     """48 stop reading while 32 MB of text are produced, which others read live; 12 then read on."""
-    # At its end each text is read as a whole by all its readers: 64 at once, of one team.
+    # At its end each text is read as a whole by all its readers: 16 at once, of one team.
     await stack.restart_api(LLM_MAX_BODY_BYTES="10000000", LLM_MAX_BYTES_IN_FLIGHT=str(2**30))
     await stack.start_worker("alice")
     ids = await asyncio.gather(*(send_text(stack, number) for number in range(RESULTS)))
