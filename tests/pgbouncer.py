@@ -59,6 +59,7 @@ class PgBouncer(processes.ChildPart):
             f"auth_type = scram-sha-256\nauth_file = {self._users}\nadmin_users = {server.user}\n"
             "pool_mode = transaction\nmax_client_conn = 500\n"
             f"default_pool_size = {CONNECTIONS}\nserver_login_retry = 1\n"
+            "tcp_user_timeout = 5000\nquery_wait_timeout = 15\n"  # docs/scaling.md
         )
 
     async def start(self, report: Callable[[str], None] = lambda _: None) -> None:

@@ -1,11 +1,14 @@
 """Messages to a session of the scripted model that are refused, and the ends of sessions."""
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from functools import partial
 
+import grpc
 import pytest
 
+from app.cli.up import processes
 from app.cli.up.triton import EmbeddedTriton
 from tests.conftest import run_triton
 from tests.e2e.session_client import SessionClient, connect, open_session
@@ -131,6 +134,7 @@ async def test_a_crash_loses_all_slots_after_what_preceded_it(mortal: EmbeddedTr
         )
         await session.until(lambda: session.slots[3].tokens == 4)
         # Triton ends no call to a dead model. It refuses messages once it has noticed the death.
+        # One time in 60 it aborts instead: boost cannot lock what the dead process shared with it.
         dead = "Stub process 'scripted_0_0' is not healthy."
         reading = asyncio.create_task(session.until(lambda: dead in session.errors.values()))
 
@@ -138,8 +142,13 @@ async def test_a_crash_loses_all_slots_after_what_preceded_it(mortal: EmbeddedTr
             await session.send({"ack": 1})
             return reading.done()
 
-        await until(is_refused, 60)
-        await reading
+        try:
+            await until(is_refused, 60)
+            await reading
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            await asyncio.gather(reading, return_exceptions=True)
+            assert mortal._process is not None
+            assert await processes.wait_exit(mortal._process) == -signal.SIGABRT
         assert session.slots[2].tokens > 0
         assert not session.slots[2].has_ended
         assert not session.slots[3].has_ended
