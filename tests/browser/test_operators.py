@@ -71,6 +71,25 @@ async def test_servers_are_registered_drained_and_removed(stack: Stack, page: Pa
     assert "second" not in [one["name"] for one in stack.api.get("/servers").json()]
 
 
+async def test_nothing_is_removed_unasked_while_scripts_load(stack: Stack, page: Page) -> None:
+    """The page's module is loaded last, and a slow network needs time for it."""
+    stack.api.post("/servers", json={"name": "kept", "grpc": "127.0.0.1:9"}).raise_for_status()
+    await page.route("**/page*.js*", lambda route: route.abort())
+    await page.goto("/models")
+    questions: list[str] = []
+
+    async def refuse(dialog: Dialog) -> None:
+        questions.append(dialog.message)
+        await dialog.dismiss()
+
+    page.on("dialog", refuse)
+    await page.click("button[aria-label='Remove kept']")
+    assert questions[0].startswith("Remove kept?")
+    await page.reload()
+    await expect(page.locator("#servers-table tr", has_text="kept")).to_be_visible()
+    stack.api.delete("/servers/kept").raise_for_status()
+
+
 async def test_a_model_is_unloaded(stack: Stack, page: Page) -> None:
     await page.goto("/models")
     asked = agree(page)

@@ -45,23 +45,7 @@ function listenForClicks() {
   });
 }
 
-// A form is sent once; destructive ones ask for a confirmation.
-function guardForms() {
-  document.addEventListener("submit", (event) => {
-    const form = event.target;
-    const question = event.submitter?.dataset.confirm ?? form.dataset.confirm;
-    if (question && !confirm(question)) { event.preventDefault(); return; }
-    if (form.dataset.sent) { event.preventDefault(); return; }
-    if (form.method === "post") {
-      form.dataset.sent = "1";
-      // A slow form shows its progress until the response is there.
-      if (form.dataset.doing && event.submitter) event.submitter.textContent = form.dataset.doing;
-      else setTimeout(() => { delete form.dataset.sent; }, 5000);
-    }
-  });
-  addEventListener("pageshow", () => {
-    for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
-  });
+function listenForInput() {
   document.addEventListener("change", (event) => {
     if (event.target.matches("[data-submit-on-change]")) event.target.form.requestSubmit();
   });
@@ -75,7 +59,7 @@ function guardForms() {
 
 offerTheme();
 listenForClicks();
-guardForms();
+listenForInput();
 prepare(document);
 offerPresets();
 offerUploads();
