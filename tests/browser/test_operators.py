@@ -90,6 +90,25 @@ async def test_nothing_is_removed_unasked_while_scripts_load(stack: Stack, page:
     stack.api.delete("/servers/kept").raise_for_status()
 
 
+async def test_a_form_is_sent_once(stack: Stack, page: Page) -> None:
+    await page.goto("/models")
+    await page.click("#register summary")
+    await page.fill("#server-name", "once")
+    await page.fill("#server-grpc", "127.0.0.1:9")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.method))
+    await page.evaluate(
+        """() => {
+            const form = document.querySelector("#server-name").form;
+            form.requestSubmit();
+            setTimeout(() => form.requestSubmit(), 0);
+        }"""
+    )
+    await expect(page.locator("#servers-table tr", has_text="once")).to_be_visible()
+    assert sent.count("POST") == 1
+    stack.api.delete("/servers/once").raise_for_status()
+
+
 async def test_a_model_is_unloaded(stack: Stack, page: Page) -> None:
     await page.goto("/models")
     asked = agree(page)
