@@ -1,8 +1,8 @@
 """P7: pages of GET /results/ at depth, by every filter, against depth 0 of the same query.
 
 The cursor stands 900,000 rows below the newest (nine tenths down a shorter table), for
-every filter. The CPU bound is for filters that an index serves; a pair of filters reads
-past the rows that match only one of the two, which its own bound limits.
+every filter. A page by one filter is one range of an index; a pair of filters reads past the
+rows that match only one of the two, and has a larger bound.
 """
 
 import random
@@ -49,14 +49,14 @@ async def run(house: House, options: Options) -> Report:
     async with house.api(environment) as api:
         served = [await _measure(house, api, options, one, cursors, report) for one in single]
         read_past = [await _measure(house, api, options, one, cursors, report) for one in pairs]
-    for kind, found in (("any one filter", served), ("two filters", read_past)):
+    for kind, found, bound in (("any one filter", served, 200), ("two filters", read_past, 2_000)):
         ratios, tops, deeps = zip(*found, strict=True)
         report.check(f"{kind}: worst p99 at depth, of the top's", max(ratios), "<=", 1.5)
         # In short rounds none may have been seen at the top: CPU time is counted in ticks.
         growth = max(deep / max(top, 1.0) for top, deep in zip(tops, deeps, strict=True))
         report.check(f"{kind}: worst Postgres CPU at depth, of the top's", growth, "<=", 1.5)
         cost = max(*tops, *deeps)
-        report.check(f"{kind}: worst Postgres CPU per page", cost, "<=", 100, "us")
+        report.check(f"{kind}: worst Postgres CPU per page", cost, "<=", bound, "us")
     return report
 
 

@@ -83,6 +83,7 @@ def create_index(
     where: sa.TextClause | None = None,
     *,
     unique: bool = False,
+    include: Sequence[str] = (),
 ) -> None:
     """Build an index concurrently; call it `outside_transactions`.
 
@@ -90,15 +91,26 @@ def create_index(
     """
     drop_index(name, table)
     op.create_index(
-        name, table, columns, unique=unique, postgresql_where=where, postgresql_concurrently=True
+        name,
+        table,
+        columns,
+        unique=unique,
+        postgresql_where=where,
+        postgresql_include=include,
+        postgresql_concurrently=True,
     )
 
 
 def replace_index(
-    name: str, table: str, columns: Columns, where: sa.TextClause | None = None
+    name: str,
+    table: str,
+    columns: Columns,
+    where: sa.TextClause | None = None,
+    *,
+    include: Sequence[str] = (),
 ) -> None:
     """Replace an index by one on other columns; the old one serves until then."""
-    create_index(f"{name}_new", table, columns, where)
+    create_index(f"{name}_new", table, columns, where, include=include)
     drop_index(name, table)
     op.execute(f"ALTER INDEX {name}_new RENAME TO {name}")
 

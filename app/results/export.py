@@ -12,7 +12,7 @@ import asyncpg
 from app.core.byte_budget import charged
 from app.core.database import Database
 from app.core.settings import Settings
-from app.results.pages import LIST_COLUMNS, ResultFilter, page_of
+from app.results.pages import LIST_COLUMNS, ResultFilter, walks_of
 from app.results.rows import ExportedResult, ResultRow
 from app.results.search import ResultSearch
 from app.results.search_policy import SearchPolicy
@@ -83,11 +83,9 @@ class ResultExport:
     async def _sizes(
         self, team_id: str, narrowed: ResultFilter, after: UUID | None, count: int
     ) -> Sequence[asyncpg.Record]:
-        if narrowed.words is not None:
-            ids = await self._search.ids(team_id, narrowed, after=after, limit=count)
-            return await self._database.fetch(_SIZES.format(page=_FOUND), ids)
-        page = page_of(team_id, narrowed, after)
-        if page is None:
-            return []
-        query = _SIZES.format(page=page.select(_SIZED_COLUMNS, count))
-        return await self._database.fetch(query, *page.arguments)
+        walks = walks_of(team_id, narrowed, after)
+        if narrowed.words is None and len(walks) == 1:
+            query = _SIZES.format(page=walks[0].select(_SIZED_COLUMNS, count))
+            return await self._database.fetch(query, *walks[0].arguments)
+        ids = await self._search.ids(team_id, narrowed, after=after, limit=count)
+        return await self._database.fetch(_SIZES.format(page=_FOUND), ids)

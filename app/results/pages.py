@@ -3,7 +3,8 @@
 Lists, exports and searches share these filters.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
@@ -30,12 +31,22 @@ class ResultFilter:
 
 
 @dataclass(slots=True, frozen=True)
-class Page:
-    conditions: str
+class Walk:
+    """A team's results in the order of one index, newest first: a range of it, and tests of each row."""
+
+    bounds: str
+    tests: str  # for the conditions that the index does not serve
     order: str
-    arguments: list[object]  # of the conditions, $1 and on
+    arguments: Sequence[
+        object
+    ]  # of the bounds, with `low` and `high` at their end, and of the tests
+    bounds_count: int  # of these, those of the bounds
     low: UUID  # no id is below it
     high: UUID  # all ids are below it
+
+    @property
+    def conditions(self) -> str:
+        return f"{self.bounds} AND {self.tests}"
 
     def select(self, columns: str, limit: int) -> str:
         return (
@@ -43,41 +54,23 @@ class Page:
             f"ORDER BY {self.order} LIMIT {int(limit)}"
         )
 
+    def below(self, high: UUID) -> "Walk":
+        """The rest of it, below an id."""
+        arguments = list(self.arguments)
+        arguments[self.bounds_count - 1] = high
+        return replace(self, arguments=arguments, high=high)
 
-def page_of(team_id: str, narrowed: ResultFilter, after: UUID | None) -> Page | None:
-    """The page that begins below the id `after`; None where no result can be on it."""
+
+def walks_of(team_id: str, narrowed: ResultFilter, after: UUID | None) -> Sequence[Walk]:
+    """The walks to the results below the id `after`, one for each index that serves a condition.
+
+    Each of them finds the same results. There is none where no result can be found.
+    """
     state = narrowed.state
     if narrowed.error_code is not None or narrowed.retryable is not None:
         if state not in (None, "failed"):
-            return None  # only failed results have an error
+            return []  # only failed results have an error
         state = "failed"
-    key, filters = _split(team_id, narrowed, state)
-    low = lowest_id(narrowed.created_after) if narrowed.created_after else LOWEST_ID
-    high = lowest_id(narrowed.created_before) if narrowed.created_before else HIGHEST_ID
-    high = min(high, after or HIGHEST_ID)
-    arguments = [*key.values(), low, high, *filters.values()]
-    columns, count = ", ".join(key), len(key)
-    values = ", ".join(f"${place}" for place in range(1, count + 1))
-    # Rows, not equalities: only the one index that begins with these columns has this order.
-    # A generic plan otherwise walks down all ids, in the hope of a common value.
-    conditions = [
-        f"({columns}, id) >= ({values}, ${count + 1})",
-        f"({columns}, id) < ({values}, ${count + 2})",
-        *(f"{name} = ${place}" for place, name in enumerate(filters, count + 3)),
-    ]
-    # Literal, so that the planner may use the partial indexes.
-    if "error_code" in key:
-        conditions.append("error_code IS NOT NULL")
-    elif state is not None:
-        conditions.append(f"state = '{state}'")
-    order = ", ".join(f"{name} DESC" for name in (*key, "id"))
-    return Page(" AND ".join(conditions), order, arguments, low, high)
-
-
-def _split(
-    team_id: str, narrowed: ResultFilter, state: State | None
-) -> tuple[dict[str, object], dict[str, object]]:
-    """Columns before `id` in the serving index, and the rest: the filter of fewest rows wins."""
     filters: dict[str, object] = {
         name: value
         for name, value in (
@@ -89,11 +82,62 @@ def _split(
         )
         if value is not None
     }
-    names = ["team_id"]
-    if "context_id" in filters:
-        names = ["context_id"]
-    elif "error_code" in filters:
-        names = ["team_id", "error_code"]
-    elif "model_name" in filters and state in (None, "completed"):
-        names = ["team_id", "model_name"]
-    return {name: filters.pop(name) for name in names}, filters
+    low = lowest_id(narrowed.created_after) if narrowed.created_after else LOWEST_ID
+    high = lowest_id(narrowed.created_before) if narrowed.created_before else HIGHEST_ID
+    high = min(high, after or HIGHEST_ID)
+    return [_walk(order, filters, state, low, high) for order in _orders(filters, state)]
+
+
+@dataclass(slots=True, frozen=True)
+class _Order:
+    """Columns before `id` in an index, and the condition of its rows, if it has not all."""
+
+    columns: tuple[str, ...]
+    where: str = ""
+
+
+_NEWEST = _Order(("team_id",))
+_BY_MODEL = _Order(("team_id", "model_name"))
+_BY_CONTEXT = _Order(("context_id",))
+# Conditions are literals, so that the planner may use the partial indexes. Each list of failed results by a
+# column has its own condition or order of columns: no other index must look as cheap.
+_PENDING = _Order(("team_id",), "state = 'pending'")
+_FAILED = _Order(("team_id",), "state = 'failed'")
+_FAILED_BY = {
+    "error_code": _Order(("team_id", "error_code"), "error_code IS NOT NULL"),
+    "error_retryable": _Order(("team_id", "error_retryable"), "error_retryable IS NOT NULL"),
+    "model_name": _Order(("model_name", "team_id"), "state = 'failed'"),
+}
+
+
+def _orders(filters: Mapping[str, object], state: State | None) -> Sequence[_Order]:
+    orders = [_BY_CONTEXT] if "context_id" in filters else []
+    if state == "failed":
+        return orders + ([_FAILED_BY[name] for name in _FAILED_BY if name in filters] or [_FAILED])
+    if "model_name" in filters:
+        orders.append(_BY_MODEL)
+    if state == "pending":
+        orders.append(_PENDING)
+    return orders or [_NEWEST]
+
+
+def _walk(
+    order: _Order, filters: Mapping[str, object], state: State | None, low: UUID, high: UUID
+) -> Walk:
+    key, count = ", ".join(order.columns), len(order.columns)
+    values = ", ".join(f"${place}" for place in range(1, count + 1))
+    # Rows, not equalities: only the one index that begins with these columns has this order.
+    # A generic plan otherwise walks down all ids, in the hope of a common value.
+    bounds = [f"({key}, id) >= ({values}, ${count + 1})", f"({key}, id) < ({values}, ${count + 2})"]
+    if order.where:
+        bounds.append(order.where)
+    rest = [name for name in filters if name not in order.columns]
+    tests = [f"{name} = ${place}" for place, name in enumerate(rest, count + 3)]
+    if state is not None and not order.where:
+        tests.append(f"state = '{state}'")
+    return Walk(
+        " AND ".join(bounds), " AND ".join(tests) or "true",
+        ", ".join(f"{name} DESC" for name in (*order.columns, "id")),
+        [*(filters[name] for name in order.columns), low, high, *(filters[name] for name in rest)],
+        count + 2, low, high,
+    )  # fmt: skip

@@ -12,7 +12,8 @@ import asyncpg
 
 from app.core.database import Connection, Database
 from app.core.errors import FieldError, InvalidRequestError, SearchTooSlowError
-from app.results.pages import Page, ResultFilter, page_of
+from app.results.intersection import newest_of_all
+from app.results.pages import ResultFilter, Walk, walks_of
 from app.results.search_policy import SearchPolicy
 
 # Results that are looked through before the index is asked; the second time only if the first has
@@ -35,7 +36,7 @@ SET LOCAL work_mem = '{_WORK_MEMORY}'
 # OFFSET 0 keeps the subqueries as they are, each result by its id: row by row in the order of the
 # walk, which ends where the page is full.
 _WALK = """
-WITH walked AS MATERIALIZED ({page}), found AS MATERIALIZED (
+WITH walked AS MATERIALIZED ({walk}), found AS MATERIALIZED (
   SELECT w.id FROM walked w CROSS JOIN LATERAL (
     SELECT words FROM result_search WHERE result_id = w.id OFFSET 0) s
   WHERE s.words @@ websearch_to_tsquery('simple', ${words}) LIMIT {limit}
@@ -63,7 +64,7 @@ def team_word(team_id: str) -> str:
 
 
 class ResultSearch:
-    """Finds results of one team by `ResultFilter.words`."""
+    """Finds results of one team by words, or by conditions that several indexes serve."""
 
     def __init__(self, database: Database, policy: SearchPolicy) -> None:
         self._database = database
@@ -73,17 +74,18 @@ class ResultSearch:
         self, team_id: str, narrowed: ResultFilter, *, after: UUID | None, limit: int
     ) -> Sequence[UUID]:
         """The newest below `after`. Raises InvalidRequestError, SearchOffError, SearchTooSlowError."""
-        page = page_of(team_id, narrowed, after)
-        words = narrowed.words
-        if page is None or words is None:
+        walks, words = walks_of(team_id, narrowed, after), narrowed.words
+        if not walks:
             return []
+        if words is None:
+            return await self._database.run(lambda one: newest_of_all(one, walks, limit))
         await self._policy.check(team_id)
 
         async def work(connection: Connection) -> Sequence[UUID]:
             try:
                 async with connection.transaction(readonly=True):
                     await connection.execute(_LIMITS)
-                    return await _search(connection, team_id, narrowed, words, page, limit)
+                    return await _search(connection, team_id, words, walks[0], limit)
             except asyncpg.QueryCanceledError as error:
                 message = "takes too long: too many results have some of these words"
                 raise SearchTooSlowError(
@@ -96,14 +98,14 @@ class ResultSearch:
 
 
 async def _search(
-    connection: Connection, team_id: str, narrowed: ResultFilter, words: str, page: Page, limit: int
+    connection: Connection, team_id: str, words: str, walk: Walk, limit: int
 ) -> Sequence[UUID]:
     found: list[UUID] = []
     for count in _WALKS:
-        walk = _WALK.format(
-            page=page.select("id", count), words=len(page.arguments) + 1, limit=limit - len(found)
+        query = _WALK.format(
+            walk=walk.select("id", count), words=len(walk.arguments) + 1, limit=limit - len(found)
         )
-        walked = await connection.fetchrow(walk, *page.arguments, words)
+        walked = await connection.fetchrow(query, *walk.arguments, words)
         assert walked is not None, "it is a total"
         if not walked["nodes"]:
             message = "has no word to search by"
@@ -111,18 +113,16 @@ async def _search(
         found += walked["ids"]
         if len(found) == limit or walked["walked"] < count:
             return found
-        rest = page_of(team_id, narrowed, walked["last"])
-        assert rest is not None, "the page was one"
-        page = rest
+        walk = walk.below(walked["last"])
         if len(found) * _WALKS[-1] < limit * _WALKS[0]:
             break
-    count = len(page.arguments)
+    count = len(walk.arguments)
     query = _ASK_INDEX.format(
-        conditions=page.conditions,
+        conditions=walk.conditions,
         limit=limit - len(found),
         **{name: count + place for place, name in enumerate(("team", "words", "high", "low"), 1)},
     )
     rows = await connection.fetch(
-        query, *page.arguments, f"'{team_word(team_id)}'", words, page.high, page.low
+        query, *walk.arguments, f"'{team_word(team_id)}'", words, walk.high, walk.low
     )
     return [*found, *(row[0] for row in rows)]

@@ -51,9 +51,13 @@ def unless_long(column: str, size: str) -> str:
 
 def loaded_bytes(row: Iterable[object] | None) -> int:
     """The size of the texts in a row, and of its vector as JSON."""
-    values = list(row or ())
-    texts = sum(len(value) for value in values if isinstance(value, str))
-    return texts + VECTOR_COPIES * sum(len(one) for one in values if isinstance(one, bytes))
+    size = 0
+    for value in row or ():
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, bytes):
+            size += VECTOR_COPIES * len(value)
+    return size
 
 
 @dataclass(slots=True, frozen=True)

@@ -10,11 +10,12 @@ import asyncpg
 from app.core.byte_budget import read_within
 from app.core.database import Connection, Database
 from app.core.errors import ConflictError, NotFoundError
+from app.core.fair_share import in_turns
 from app.core.group_commit import Batcher
 from app.core.settings import Settings
 from app.queue.finish import READ_COLUMNS
 from app.queue.job_queue import JobQueue
-from app.results.pages import LIST_COLUMNS, ResultFilter, page_of
+from app.results.pages import LIST_COLUMNS, ResultFilter, walks_of
 from app.results.rows import AttemptsRow, ListedResult, ResultRow, SubmittedRequest
 from app.results.search import ResultSearch
 from app.results.search_policy import SearchPolicy
@@ -233,7 +234,7 @@ class ResultStore:
         page = await read_page(sizes, limit, lambda ids: self._database.fetch(query, ids, team_id))
         listed = [
             _to_listed(row, row["prompt_start"] if prompts else None, full=full)
-            for row in page.rows
+            async for row in in_turns(page.rows)
         ]
         return SizedPage(listed, page.following)
 
@@ -241,12 +242,12 @@ class ResultStore:
         self, team_id: str, narrowed: ResultFilter, after: UUID | None, limit: int, *, full: bool
     ) -> Sequence[asyncpg.Record]:
         columns = _LONG_SIZE if full else _SHORT_SIZE
-        if narrowed.words is not None:
-            ids = await self._search.ids(team_id, narrowed, after=after, limit=limit)
-            return await self._database.fetch(_FOUND.format(columns=columns), ids, team_id)
-        if (page := page_of(team_id, narrowed, after)) is None:
-            return []
-        return await self._database.fetch(page.select(columns, limit), *page.arguments)
+        walks = walks_of(team_id, narrowed, after)
+        if narrowed.words is None and len(walks) == 1:
+            query = walks[0].select(columns, limit)
+            return await self._database.fetch(query, *walks[0].arguments)
+        ids = await self._search.ids(team_id, narrowed, after=after, limit=limit)
+        return await self._database.fetch(_FOUND.format(columns=columns), ids, team_id)
 
     async def newest_about(self, team_id: str, source_id: UUID, queue: str) -> ResultRow | None:
         row = await self._database.fetchrow(_NEWEST_ABOUT, source_id, team_id, queue)

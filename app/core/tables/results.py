@@ -153,9 +153,37 @@ results = sa.Table(
     index("source_id", "id", where="source_id IS NOT NULL"),
     index("team_id", "reuse_digest", "id", where="reuse_digest IS NOT NULL"),
     index("team_id", "id", name="ix_results_team_id_id_pending", where="state = 'pending'"),
-    index("team_id", "id", name="ix_results_team_id_id_failed", where="state = 'failed'"),
-    # By error_code, not by state: a list by code must match no other partial index.
-    index("team_id", "error_code", "id", where="error_code IS NOT NULL"),
+    # Failed results by each filter, with what the others test. Each has its own condition or order of
+    # columns (results/pages.py).
+    index(
+        "team_id",
+        "id",
+        name="ix_results_team_id_id_failed",
+        where="state = 'failed'",
+        include=["context_id"],
+    ),
+    index(
+        "team_id",
+        "error_code",
+        "id",
+        where="error_code IS NOT NULL",
+        include=["context_id", "model_name", "error_retryable"],
+    ),
+    index(
+        "team_id",
+        "error_retryable",
+        "id",
+        where="error_retryable IS NOT NULL",
+        include=["context_id", "model_name", "error_code"],
+    ),
+    index(
+        "model_name",
+        "team_id",
+        "id",
+        name="ix_results_model_name_team_id_id_failed",
+        where="state = 'failed'",
+        include=["context_id", "error_code", "error_retryable"],
+    ),
     # The queue: claims read only unclaimed rows, rescues only claimed ones.
     index(
         "model_name",

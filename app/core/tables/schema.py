@@ -1,5 +1,7 @@
 """The metadata of all tables, and what their columns share."""
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 
 metadata = sa.MetaData(
@@ -28,7 +30,13 @@ def index(
     name: str | None = None,
     unique: bool = False,
     where: str | None = None,
+    include: Sequence[str] | None = None,
 ) -> sa.Index:
-    """An index, named after its columns by default, of all rows or of those `where` is true."""
+    """An index, named after its columns by default, of all rows or of those `where` is true.
+
+    `include`: further columns of its entries, so that tests of them need not read the rows.
+    """
     condition = None if where is None else sa.text(where)
-    return sa.Index(name, *columns, unique=unique, postgresql_where=condition)
+    return sa.Index(
+        name, *columns, unique=unique, postgresql_where=condition, postgresql_include=include
+    )

@@ -451,6 +451,22 @@ def test_reused_results_are_not_forgotten(empty: Settings) -> None:
     migrate(empty)
 
 
+def test_indexes_of_failed_results(empty: Settings) -> None:
+    """Revision 0029, up and down with rows in its table."""
+    migrate(empty, "0028")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    everything = asyncio.run(rows(empty, EVERYTHING))
+    migrate(empty, "0029")
+    assert sum("INCLUDE" in line for line in asyncio.run(rows(empty, SCHEMA))) == 4
+    migrate(empty, "0028", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, EVERYTHING)) == everything
+    migrate(empty)
+    assert asyncio.run(rows(empty, EVERYTHING)) == everything
+
+
 def migrating(settings: Settings) -> subprocess.Popen[bytes]:
     """A process of its own that migrates."""
     environment = os.environ | {

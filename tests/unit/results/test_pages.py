@@ -1,4 +1,4 @@
-"""Pages of lists: the index that serves them, and the ids between which they lie."""
+"""Pages of lists: the indexes that serve them, and the ids between which they lie."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -7,58 +7,89 @@ from uuid import UUID
 import pytest
 
 from app.core.ids import lowest_id, new_id
-from app.results.pages import ResultFilter, page_of
+from app.results.pages import ResultFilter, walks_of
 
 CONTEXT = new_id()
 
 
 @pytest.mark.parametrize(
-    ("members", "order", "rest"),
+    ("members", "walks"),
     [
-        ({}, "team_id", []),
-        ({"state": "pending"}, "team_id", ["state = 'pending'"]),
-        ({"model_name": "m"}, "team_id, model_name", []),
-        ({"model_name": "m", "state": "completed"}, "team_id, model_name", ["state = 'completed'"]),
-        ({"model_name": "m", "state": "pending"}, "team_id", ["model_name = $4", "state = 'pending'"]),
-        ({"context_id": CONTEXT}, "context_id", ["team_id = $4"]),
-        ({"context_id": CONTEXT, "model_name": "m"}, "context_id", ["team_id = $4", "model_name = $5"]),
-        ({"error_code": "x"}, "team_id, error_code", ["error_code IS NOT NULL"]),
+        ({}, {"team_id": ["true"]}),
+        ({"state": "completed"}, {"team_id": ["state = 'completed'"]}),
+        ({"state": "pending"}, {"team_id | state = 'pending'": ["true"]}),
+        ({"state": "failed"}, {"team_id | state = 'failed'": ["true"]}),
+        ({"model_name": "m"}, {"team_id, model_name": ["true"]}),
+        (
+            {"model_name": "m", "state": "completed"},
+            {"team_id, model_name": ["state = 'completed'"]},
+        ),
+        (
+            {"model_name": "m", "state": "pending"},
+            {
+                "team_id, model_name": ["state = 'pending'"],
+                "team_id | state = 'pending'": ["model_name = $4"],
+            },
+        ),
+        ({"model_name": "m", "state": "failed"}, {"model_name, team_id | state = 'failed'": ["true"]}),
+        ({"context_id": CONTEXT}, {"context_id": ["team_id = $4"]}),
+        (
+            {"context_id": CONTEXT, "model_name": "m"},
+            {
+                "context_id": ["team_id = $4", "model_name = $5"],
+                "team_id, model_name": ["context_id = $5"],
+            },
+        ),
+        (
+            {"context_id": CONTEXT, "state": "failed"},
+            {
+                "context_id": ["team_id = $4", "state = 'failed'"],
+                "team_id | state = 'failed'": ["context_id = $4"],
+            },
+        ),
+        ({"error_code": "x"}, {"team_id, error_code | error_code IS NOT NULL": ["true"]}),
+        ({"retryable": True}, {"team_id, error_retryable | error_retryable IS NOT NULL": ["true"]}),
         (
             {"error_code": "x", "retryable": False, "model_name": "m"},
-            "team_id, error_code",
-            ["model_name = $5", "error_retryable = $6", "error_code IS NOT NULL"],
+            {
+                "team_id, error_code | error_code IS NOT NULL": ["model_name = $5", "error_retryable = $6"],
+                "team_id, error_retryable | error_retryable IS NOT NULL": ["model_name = $5", "error_code = $6"],
+                "model_name, team_id | state = 'failed'": ["error_code = $5", "error_retryable = $6"],
+            },
         ),
-        ({"retryable": True}, "team_id", ["error_retryable = $4", "state = 'failed'"]),
     ],
 )  # fmt: skip
-def test_the_filter_of_fewest_rows_chooses_the_index(
-    members: dict[str, Any], order: str, rest: list[str]
+def test_each_index_that_serves_a_filter_is_a_walk(
+    members: dict[str, Any], walks: dict[str, list[str]]
 ) -> None:
-    page = page_of("red", ResultFilter(**members), None)
-    assert page is not None
-    columns = order.split(", ")
-    count = len(columns)
-    values = ", ".join(f"${place}" for place in range(1, count + 1))
-    bounds = [
-        f"({order}, id) >= ({values}, ${count + 1})", f"({order}, id) < ({values}, ${count + 2})"
-    ]  # fmt: skip
-    assert page.conditions == " AND ".join([*bounds, *rest])
-    assert page.order == ", ".join(f"{name} DESC" for name in [*columns, "id"])
-    placeholders = {
-        one for one in page.conditions.replace(",", " ").replace(")", " ").split() if "$" in one
-    }
-    assert len(page.arguments) == len({one.strip("(") for one in placeholders})
+    found = walks_of("red", ResultFilter(**members), None)
+    assert len(found) == len(walks)
+    for walk, (index, tests) in zip(found, walks.items(), strict=True):
+        order, _, where = index.partition(" | ")
+        columns = order.split(", ")
+        count = len(columns)
+        values = ", ".join(f"${place}" for place in range(1, count + 1))
+        bounds = [
+            f"({order}, id) >= ({values}, ${count + 1})", f"({order}, id) < ({values}, ${count + 2})"
+        ]  # fmt: skip
+        assert walk.bounds == " AND ".join([*bounds, where] if where else bounds)
+        assert walk.tests == " AND ".join(tests)
+        assert walk.order == ", ".join(f"{name} DESC" for name in [*columns, "id"])
+        placeholders = {
+            one for one in walk.conditions.replace(",", " ").replace(")", " ").split() if "$" in one
+        }
+        assert len(walk.arguments) == len({one.strip("(") for one in placeholders})
 
 
 def test_only_failed_results_have_an_error() -> None:
     for state in ("completed", "pending"):
         for members in ({"error_code": "x"}, {"retryable": False}):
             narrowed = ResultFilter(state=state, **members)
-            assert page_of("red", narrowed, None) is None
-    assert page_of("red", ResultFilter(state="failed", error_code="x"), None) is not None
+            assert not walks_of("red", narrowed, None)
+    assert walks_of("red", ResultFilter(state="failed", error_code="x"), None)
 
 
-def test_a_page_lies_between_two_times_and_below_the_last_id() -> None:
+def test_a_walk_lies_between_two_times_and_below_the_last_id() -> None:
     early, late = datetime(2030, 1, 1, tzinfo=UTC), datetime(2031, 1, 1, tzinfo=UTC)
     below, above = (
         lowest_id(datetime(2030, 6, 1, tzinfo=UTC)),
@@ -66,11 +97,16 @@ def test_a_page_lies_between_two_times_and_below_the_last_id() -> None:
     )
     narrowed = ResultFilter(created_after=early, created_before=late)
     for after, high in ((None, lowest_id(late)), (below, below), (above, lowest_id(late))):
-        page = page_of("red", narrowed, after)
-        assert page is not None
-        assert (page.low, page.high) == (lowest_id(early), high)
-        assert page.arguments == ["red", lowest_id(early), high]
-    page = page_of("red", ResultFilter(), None)
-    assert page is not None
-    assert (page.low, page.high) == (UUID(int=0), UUID(int=2**128 - 1))
-    assert page.select("id", 5).endswith(" ORDER BY team_id DESC, id DESC LIMIT 5")
+        (walk,) = walks_of("red", narrowed, after)
+        assert (walk.low, walk.high) == (lowest_id(early), high)
+        assert walk.arguments == ["red", lowest_id(early), high]
+    (walk,) = walks_of("red", ResultFilter(), None)
+    assert (walk.low, walk.high) == (UUID(int=0), UUID(int=2**128 - 1))
+    assert walk.select("id", 5).endswith(" ORDER BY team_id DESC, id DESC LIMIT 5")
+    rest = walk.below(below)
+    assert (rest.high, rest.arguments, rest.bounds) == (
+        below,
+        ["red", UUID(int=0), below],
+        walk.bounds,
+    )
+    assert walk.arguments == ["red", UUID(int=0), UUID(int=2**128 - 1)]
