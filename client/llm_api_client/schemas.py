@@ -81,6 +81,9 @@ class Result(Record, frozen=True):
     logprobs: list[Any] | None = None
     prompt_logprobs: list[Any] | None = None
     erased_at: datetime | None = None
+    # The result of an equal request that answered this one; it may be deleted since.
+    reused: bool = False
+    reused_from: str | None = None
     # In lists without `full=True`: `result` is only the beginning of the text.
     truncated: bool = False
     # The prompt: in lists with `prompts=True` its beginning, in exports the whole of it.

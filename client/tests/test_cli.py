@@ -56,6 +56,8 @@ def test_send_reads_standard_input(run: Run, requests: list[httpx.Request], caps
         "content": "prompt\n",
     }
     assert capsys.readouterr().out == "r-1\n"
+    assert run("send", "-m", "m", "--reuse", stdin="prompt", results=(202, RESULT)) == 0
+    assert json.loads(requests[1].content)["reuse"] is True
 
 
 def test_send_takes_the_only_model(run: Run, requests: list[httpx.Request]) -> None:

@@ -119,6 +119,10 @@ class MessageRequest(TokenCountRequest, RefusedExtensions):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
         None, description="Not Anthropic's: makes sampling repeatable on one engine."
     )
+    reuse: bool | None = Field(
+        None,
+        description="Not Anthropic's: a completed result of an equal request answers it (docs/reuse.md).",
+    )
     metadata: Metadata | None = Field(None, description="`user_id` is kept with the result.")
     service_tier: str | None = Field(None, description="Ignored.")
     output_format: OutputFormat | None = Field(
@@ -154,7 +158,8 @@ class MessageRequest(TokenCountRequest, RefusedExtensions):
         user_id = self.metadata.user_id if self.metadata else None
         metadata = {} if user_id is None else {"user_id": user_id}
         try:
-            return SendOptions(parameters=SamplingParameters(**sampling), metadata=metadata)
+            parameters = SamplingParameters(**sampling)
+            return SendOptions(parameters=parameters, metadata=metadata, reuse=bool(self.reuse))
         except ValidationError as error:
             fields = to_field_errors(error.errors())
             raise InvalidRequestError(f"{fields[0].field}: {fields[0].message}.", fields) from error

@@ -44,7 +44,13 @@ from app.api.tgi.schemas import (
     to_sampling,
 )
 from app.core.byte_budget import charge
-from app.core.errors import InvalidRequestError, NotFoundError, ServiceError, UnknownModelError
+from app.core.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    ServiceError,
+    UnknownModelError,
+    invalid_field,
+)
 from app.inference.encoding import TokenizedText
 from app.inference.model_registry import Model
 from app.inference.prompts import PromptFormat
@@ -61,7 +67,13 @@ _TOKEN_COPIES = 3  # of the text's size, at a token a character and twelve bytes
 
 _EXAMPLE = {"inputs": "def ", "parameters": {"max_new_tokens": 20, "details": True}}
 _CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "What is a tensor?"}]}
-_HEADERS = ON_DISCONNECT_HEADER | KEY_HEADER
+_REUSE_HEADER = {
+    "X-Reuse": {
+        "schema": {"type": "string", "enum": ["true", "false"], "default": "false"},
+        "description": "The member `reuse`, for clients that cannot send it.",
+    }
+}
+_HEADERS = ON_DISCONNECT_HEADER | KEY_HEADER | _REUSE_HEADER
 
 
 def _describe(body: type[GenerateRequest], **more: Any) -> dict[str, Any]:
@@ -233,10 +245,20 @@ async def _prepare(
         choose_seed(given, idempotency_key(request)),
         with_tokens=is_stream or bool(given.details) or best_of > 1,
     )
-    group = GroupRequest(
-        model.full_name, [Prompt(content=prompt)], SendOptions(parameters=sampling), n=best_of
+    # With a seed of the service's choice each text is a sample of its own.
+    is_repeatable = given.seed is not None or not generation.is_sampling
+    options = SendOptions(
+        parameters=sampling, reuse=_wants_reuse(request, wanted) and is_repeatable
     )
-    return generation, group
+    return generation, GroupRequest(model.full_name, [Prompt(content=prompt)], options, n=best_of)
+
+
+def _wants_reuse(request: Request, wanted: GenerateRequest) -> bool:
+    """The member, or else the header. Raises InvalidRequestError."""
+    header = request.headers.get("x-reuse", "false").strip().lower()
+    if header not in ("true", "false"):
+        raise invalid_field("X-Reuse", "must be `true` or `false`")
+    return header == "true" if wanted.reuse is None else wanted.reuse
 
 
 async def _encode(model: Model, text: str, *, add_special_tokens: bool = True) -> TokenizedText:

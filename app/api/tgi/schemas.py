@@ -95,6 +95,11 @@ class GenerateRequest(BaseModel):
     model: str | None = Field(
         None, description="A model's name; default: the setting LLM_DEFAULT_MODEL."
     )
+    reuse: bool | None = Field(
+        None,
+        description="This service's: a completed result of an equal request answers it (docs/reuse.md). "
+        "It goes before the header X-Reuse.",
+    )
 
 
 class CompatGenerateRequest(GenerateRequest):

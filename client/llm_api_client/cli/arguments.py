@@ -32,6 +32,12 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_reuse(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reuse", action="store_true", default=None, help="equal results of the past may answer"
+    )
+
+
 def prompt_of(arguments: Arguments) -> str | list[dict[str, str]]:
     """The prompt, from standard input where it is `-`."""
     text: str = arguments.prompt

@@ -6,6 +6,7 @@ from llm_api_client.cli.arguments import (
     Arguments,
     Subparsers,
     add_parameters,
+    add_reuse,
     model_of,
     parameters_of,
 )
@@ -34,6 +35,7 @@ def add_commands(commands: Subparsers) -> None:
     mapping.add_argument("--name", help="of the job; the same name continues the same job")
     mapping.add_argument("--priority", type=int, help="-100 to 100; default: -1")
     add_parameters(mapping)
+    add_reuse(mapping)
     mapping.set_defaults(run=_map)
     job = commands.add_parser("job", help="list jobs, or read, retry or cancel one")
     job.add_argument("id", nargs="?", help="none: list the jobs")
@@ -59,6 +61,7 @@ def _map(client: Client, arguments: Arguments, output: Output) -> int:
         name=arguments.name,
         out=arguments.out,
         priority=arguments.priority,
+        reuse=arguments.reuse,
     )
     output.note(f"job {job.id}")
     return _read(job, output, prints=arguments.out is None)

@@ -5,6 +5,7 @@ from llm_api_client.cli.arguments import (
     Subparsers,
     add_parameters,
     add_prompt,
+    add_reuse,
     model_of,
     parameters_of,
     prompt_of,
@@ -20,6 +21,7 @@ def add_commands(commands: Subparsers) -> None:
     add_prompt(send)
     send.add_argument("-m", "--model", help="default: the only model that is ready")
     add_parameters(send)
+    add_reuse(send)
     send.add_argument("--key", metavar="KEY", help="Idempotency-Key: repeat the command safely")
     send.add_argument(
         "-f", "--follow", action="store_true", help="print the text as it is generated"
@@ -66,6 +68,7 @@ def _send(client: Client, arguments: Arguments, output: Output) -> int:
         prompt_of(arguments),
         model=model_of(client, arguments.model),
         parameters=parameters_of(arguments),
+        reuse=arguments.reuse,
         idempotency_key=arguments.key,
     )
     return _accepted(client, result, output, follow=arguments.follow)

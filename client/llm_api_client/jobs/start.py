@@ -39,6 +39,7 @@ def start_map(
     deadline_seconds: float | None = None,
     webhook_url: str | None = None,
     metadata: Mapping[str, Any] | None = None,
+    reuse: bool | None = None,
 ) -> Call[Course[Value]]:
     """Apply a model to each row of a data set; iterate over the job, or `run` it.
 
@@ -67,6 +68,7 @@ def start_map(
         deadline_seconds: of each row.
         webhook_url: kept with the job.
         metadata: of the job.
+        reuse: True: completed results of equal requests answer rows, as in `send`.
 
     Raises:
         ConfigurationError: the template names a column that the rows lack, for example; nothing was sent.
@@ -82,7 +84,9 @@ def start_map(
     sampling = dict(parameters or {})
     if structured is not None:
         sampling["structured_outputs"] = {"json": schema_of(structured)}
-    options = {"model": model, "parameters": sampling}
+    options: dict[str, Any] = {"model": model, "parameters": sampling}
+    if reuse is not None:
+        options["reuse"] = reuse
     batcher = Batcher(source, compile_prompt(prompt), key, options, keeps_input=order == "input")
     batches = iter(batcher)
     first = next(batches, None)

@@ -58,6 +58,7 @@ def send(
     attribute: str | Mapping[str, Any] | None = None,
     retain_seconds: float | None = None,
     continue_lost_attempts: bool | None = None,
+    reuse: bool | None = None,
     idempotency_key: str | None = None,
     wait: float = 0,
 ) -> Call[Result]:
@@ -75,6 +76,8 @@ def send(
         attribute: an index's name, or its options: the completed text is attributed to that corpus.
         retain_seconds: delete the result so long after its end.
         continue_lost_attempts: False: an attempt after a lost one starts over.
+        reuse: True: a completed result of an equal request answers it, if there is one
+            (`Result.reused_from`). Needs a temperature of 0 or a seed.
         idempotency_key: the same key and request return the first result; generated if None, so that a
             retry after a broken connection repeats nothing.
         wait: seconds to wait for the end in the same request, at most 60.
@@ -87,7 +90,7 @@ def send(
         "model": model, "parameters": parameters, "context_id": context_id, "metadata": metadata,
         "priority": priority, "deadline_seconds": deadline_seconds, "webhook_url": webhook_url,
         "attribute": attribute, "retain_seconds": retain_seconds,
-        "continue_lost_attempts": continue_lost_attempts,
+        "continue_lost_attempts": continue_lost_attempts, "reuse": reuse,
     }  # fmt: skip
     body = request_of(prompt, options)
     return (yield from _send("/results/", body, idempotency_key, wait))

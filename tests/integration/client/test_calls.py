@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -108,6 +109,29 @@ async def test_a_list_of_requests(one: Service) -> None:
     assert isinstance(last, Result)
     assert isinstance(wrong, InvalidRequestError)
     assert wrong.fields[0].field == "content"
+
+
+async def test_equal_requests_are_reused(one: Service) -> None:
+    greedy = {"temperature": 0, "max_tokens": 5}
+
+    def work(client: Client) -> str:
+        def send(**options: Any) -> Result:
+            return client.send("{{chunks=2}}", model="scripted", parameters=greedy, **options)
+
+        source = client.wait(send(reuse=True))
+        again = send(reuse=True)
+        assert (again.state, again.reused, again.reused_from) == ("completed", True, source.id)
+        assert (again.text, again.usage) == (source.text, source.usage)
+        plain = client.wait(send())
+        assert (plain.reused, plain.reused_from) == (False, None)
+        listed = client.send_many(["{{chunks=2}}"], model="scripted", parameters=greedy, reuse=True)
+        assert [one.reused_from for one in listed if isinstance(one, Result)] == [source.id]
+        return source.id
+
+    source_id = await blocking(one, work)
+    async with AsyncClient(url_of(one)) as client:
+        awaited = await client.send("{{chunks=2}}", model="scripted", parameters=greedy, reuse=True)
+        assert awaited.reused_from == source_id
 
 
 async def test_history(one: Service) -> None:

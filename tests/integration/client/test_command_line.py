@@ -92,3 +92,14 @@ async def test_a_file_is_mapped(one: Service, tmp_path: Path) -> None:
     assert [json.loads(line)["id"] for line in output.splitlines()] == [job_id]
     status, output, messages = await run(one, tmp_path, "job", job_id, "--retry-failed")
     assert messages.startswith("0 rows are sent again")
+
+
+async def test_equal_rows_are_reused(one: Service, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("id\na\nb\n")
+    words = ["map", "rows.csv", "-t", "x {id}", "--temperature", "0", "--max-tokens", "5"]
+    for name in ("first", "second"):
+        status, _, messages = await run(one, tmp_path, *words, "--reuse", "--name", name)
+        assert status == 0, messages
+    answer = await one.client.get("/results/", params={"limit": 4})
+    newest = answer.json()
+    assert {row["reused_from"] for row in newest[:2]} == {row["id"] for row in newest[2:]}

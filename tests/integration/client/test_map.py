@@ -90,6 +90,37 @@ async def test_each_row_is_answered_once(
     assert count == 2500
 
 
+async def test_rows_of_equal_requests_are_reused(one: Service) -> None:
+    rows, greedy = ROWS[:50], {"temperature": 0, "max_tokens": 8}
+
+    def map_rows(client: Client, name: str, **options: Any) -> dict[str, Row[None]]:
+        job = client.map(
+            rows, PROMPT, model="scripted", key="id", parameters=greedy, name=name, **options
+        )
+        return {row.key: row.checked() for row in job}
+
+    def sources(found: dict[str, Row[None]]) -> dict[str, str | None]:
+        return {key: row.result.reused_from for key, row in found.items() if row.result}
+
+    def work(client: Client) -> tuple[dict[str, Row[None]], dict[str, Row[None]]]:
+        first = map_rows(client, "a", reuse=True)
+        assert set(sources(first).values()) == {None}
+        assert set(sources(map_rows(client, "b")).values()) == {None}
+        return first, map_rows(client, "c", reuse=True)
+
+    first, second = await blocking(one, work)
+    ids = {key: row.result.id for key, row in first.items() if row.result}
+    assert sources(second) == ids
+    assert {key: row.text for key, row in second.items()} == {
+        row["id"]: row["topic"] for row in rows
+    }
+    async with AsyncClient(url_of(one)) as client:
+        job = await client.map(
+            rows, PROMPT, model="scripted", key="id", parameters=greedy, name="d", reuse=True
+        )
+        assert sources({row.key: row async for row in job}) == ids
+
+
 async def test_rows_in_the_order_of_the_data(one: Service) -> None:
     async with AsyncClient(url_of(one)) as client:
         rows = iter(ROWS[:1500])
