@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse
 
 from app import __version__
-from app.api import health
+from app.api import health, model_lists
 from app.api.admin import launches, servers
 from app.api.anthropic import batches_router as anthropic_batches, router as anthropic
 from app.api.batch_dialects import batch_services
@@ -94,7 +94,7 @@ _ROUTED = (
         jobs,
         history,
         usage,
-        openai,
+        model_lists,
         openai_responses,
         openai_files,
         openai_batches,
@@ -123,6 +123,10 @@ _ERRORS = {
         {"anyOf": [reference(OpenAIErrorRead), tgi_errors.SCHEMA]},
     ),
     anthropic_errors.PATH: _error("An error in Anthropic's shape.", anthropic_errors.SCHEMA),
+    anthropic_errors.MODELS: _error(
+        "An error in OpenAI's shape; with `anthropic-version` in Anthropic's.",
+        {"anyOf": [reference(OpenAIErrorRead), anthropic_errors.SCHEMA]},
+    ),
     **dict.fromkeys(tgi_errors.SEGMENTS, _error("TGI's error.", tgi_errors.SCHEMA)),
     tenstorrent_errors.SEGMENT: _error("Tenstorrent's error.", tenstorrent_errors.SCHEMA),
 }
@@ -231,10 +235,11 @@ def _openapi(app: FastAPI, settings: Settings) -> dict[str, Any]:
             for operation in operations.values():
                 # FastAPI documents its own 422 body, which is not ours.
                 operation["responses"].pop("422", None)
-                operation["responses"]["default"] = _ERRORS.get(
-                    error_responses.dialect_of(path), _PROBLEM
-                )
-                if error_responses.dialect_of(path) in tgi_errors.SEGMENTS:
+                dialect = error_responses.dialect_of(path)
+                if anthropic_errors.is_of_models(path):
+                    dialect = anthropic_errors.MODELS
+                operation["responses"]["default"] = _ERRORS.get(dialect, _PROBLEM)
+                if dialect in tgi_errors.SEGMENTS:
                     operation["responses"]["401"] = {"description": "No valid token; no body."}
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
@@ -255,7 +260,7 @@ def _describe_security(document: dict[str, Any]) -> None:
         for method, operation in operations.items():
             needed = needed_scope(method.upper(), path, b"")
             operation["security"] = [] if needed is None else [{"bearer": [needed]}]
-            if anthropic_errors.is_path(path):
+            if anthropic_errors.is_path(path) or anthropic_errors.is_of_models(path):
                 operation["security"].append({"x-api-key": []})
 
 

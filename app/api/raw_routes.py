@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api.errors.error_responses import refusal
+from app.api.errors.error_responses import refusal_of
 from app.core.errors import ServiceError
 
 
@@ -41,7 +41,7 @@ class RawRoutes:
                     try:
                         response = await endpoint(Request(scope, receive))
                     except ServiceError as error:
-                        response = refusal(scope["path"], error)
+                        response = refusal_of(scope, error)
                     await response(scope, receive, send)
                     return
         await self._app(scope, receive, send)

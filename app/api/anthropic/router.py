@@ -9,6 +9,7 @@ from app.api.anthropic.schemas import MessageRequest, TokenCountRequest
 from app.api.anthropic.serving import count_tokens, prepare_message
 from app.api.dependencies import services_of, team_of
 from app.api.disconnects import ON_DISCONNECT_HEADER
+from app.api.errors.anthropic_errors import VERSION_HEADER
 from app.api.group_responses import respond_complete, respond_stream
 from app.api.idempotency_header import KEY_HEADER
 from app.api.json_codec import json_response, parse
@@ -20,7 +21,7 @@ raw = APIRouter(tags=["anthropic"])
 
 PATH = "/v1/messages"
 _VERSION_HEADER = {
-    "anthropic-version": {"schema": {"type": "string"}, "description": "Ignored."},
+    VERSION_HEADER: {"schema": {"type": "string"}, "description": "Ignored."},
     "anthropic-beta": {"schema": {"type": "string"}, "description": "Ignored."},
 }
 _HEADERS: dict[str, Any] = KEY_HEADER | ON_DISCONNECT_HEADER | _VERSION_HEADER

@@ -8,12 +8,15 @@ overrides it. `details.error_code` is the service's own code.
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from app.api.json_codec import json_response
 from app.core.errors import FailureCode, ServiceError
 from app.core.log_context import CURRENT
 
 PATH = "/v1/messages"
+MODELS = "/v1/models"  # OpenAI's path too
+VERSION_HEADER = "anthropic-version"
 _OVERLOADED = 529
 
 # For the OpenAPI document.
@@ -70,6 +73,18 @@ _FINAL = {
 
 def is_path(path: str) -> bool:
     return path == PATH or path.startswith(f"{PATH}/")
+
+
+def is_of_models(path: str) -> bool:
+    return path == MODELS or path.startswith(f"{MODELS}/")
+
+
+def is_request(scope: Scope) -> bool:
+    """Return whether a request is Anthropic's: by its path, or by its header where two dialects have one path."""
+    path = scope["path"]
+    if is_of_models(path):
+        return any(name == VERSION_HEADER.encode() for name, _ in scope["headers"])
+    return is_path(path)
 
 
 def respond(error: ServiceError) -> Response:

@@ -1,7 +1,7 @@
 """Error responses, in the shape of each dialect.
 
 The path's first segment selects the dialect, and below `/v1` Anthropic's path; other paths are native:
-RFC 9457 problems.
+RFC 9457 problems. `/v1/models` is Anthropic's with its header `anthropic-version`.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from app.api.errors import anthropic_errors, openai_errors, tenstorrent_errors, tgi_errors
 from app.api.json_codec import problem_response, to_field_errors
@@ -40,6 +41,12 @@ def refusal(path: str, error: ServiceError) -> Response:
     return _SHAPES.get(dialect_of(path), problem_response)(error)
 
 
+def refusal_of(scope: Scope, error: ServiceError) -> Response:
+    """An error in the dialect of this request."""
+    is_anthropic = anthropic_errors.is_request(scope)
+    return refusal(anthropic_errors.PATH if is_anthropic else scope["path"], error)
+
+
 def dialect_of(path: str) -> str:
     if anthropic_errors.is_path(path):
         return anthropic_errors.PATH
@@ -48,13 +55,13 @@ def dialect_of(path: str) -> str:
 
 async def on_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    return refusal(request.scope["path"], error)
+    return refusal_of(request.scope, error)
 
 
 async def on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return refusal(
-        request.scope["path"],
+    return refusal_of(
+        request.scope,
         InvalidRequestError(
             "The request is not valid; `errors` names each field.", to_field_errors(error.errors())
         ),
@@ -72,13 +79,13 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         answer = HttpError(str(error.detail))
         answer.status = error.status_code
     answer.headers.update(error.headers or {})
-    return refusal(request.scope["path"], answer)
+    return refusal_of(request.scope, answer)
 
 
 async def on_unexpected_error(request: Request, _error: Exception) -> Response:
     """Respond to a bug without its details; the server logs the traceback."""
-    answer = refusal(
-        request.scope["path"],
+    answer = refusal_of(
+        request.scope,
         InternalError("Something unexpected happened; the service's log has the details."),
     )
     answer.headers["X-Request-Id"] = request.scope.get("request_id", "")  # to find them by

@@ -7,7 +7,7 @@ import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api.errors.error_responses import refusal
+from app.api.errors.error_responses import refusal_of
 from app.api.middleware.access import needed_scope
 from app.auth.authenticator import Authenticator
 from app.auth.failed_attempts import FailedAttempts
@@ -43,7 +43,7 @@ class AuthenticationMiddleware:
                     raise NotFoundError("There is no such path: it holds a control character.")
                 scope["principal"] = await self._principal(scope) if self._is_on else ANYONE
             except ServiceError as error:
-                await refusal(scope["path"], error)(scope, receive, send)
+                await refusal_of(scope, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

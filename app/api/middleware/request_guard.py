@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors.error_responses import refusal
+from app.api.errors.error_responses import refusal_of
 from app.api.json_codec import JSON
 from app.core.byte_budget import FREE_BYTES, read_within
 from app.core.errors import (
@@ -84,7 +84,7 @@ class RequestGuard:
             elif scope["method"] not in _SAFE_METHODS:
                 receive = _replay(await self._read_body(headers, receive), receive)
         except ServiceError as error:
-            await refusal(scope["path"], error)(scope, receive, send)
+            await refusal_of(scope, error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

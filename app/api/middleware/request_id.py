@@ -1,7 +1,7 @@
 """Request ids, request metrics and traces, for every response.
 
 `X-Request-Id` is the client's if it is well formed, otherwise random; each response has it, and each
-log line about the request. Responses of Anthropic's paths have it as `request-id` too.
+log line about the request. Responses to Anthropic's requests have it as `request-id` too.
 """
 
 import logging
@@ -39,7 +39,7 @@ class RequestIdMiddleware:
         scope["request_id"] = request_id
         CURRENT.set(scope)
         headers = [(_HEADER, request_id.encode())]
-        if anthropic_errors.is_path(scope["path"]):
+        if anthropic_errors.is_request(scope):
             headers.append((_ANTHROPIC_HEADER, request_id.encode()))
         began = time.perf_counter()
         active = tracing.active if scope["path"] not in _UNTRACED else None

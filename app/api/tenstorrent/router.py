@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.dependencies import services_of, team_of
 from app.api.disconnects import ON_DISCONNECT_HEADER
-from app.api.errors.error_responses import refusal
+from app.api.errors.error_responses import refusal_of
 from app.api.group_responses import RESULT_ID_HEADER, Events, respond_stream
 from app.api.idempotency_header import KEY_HEADER
 from app.api.raw_routes import body_of, describe
@@ -70,7 +70,7 @@ class RawTextResponse(EventStreamResponse):
         try:
             first = await anext(self._frames, b"")
         except ServiceError as error:
-            response = refusal(scope["path"], error)
+            response = refusal_of(scope, error)
             response.headers[RESULT_ID_HEADER] = self.headers[RESULT_ID_HEADER]
             await response(scope, receive, send)
             return

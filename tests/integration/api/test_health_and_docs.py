@@ -274,6 +274,10 @@ async def test_every_operation_documents_its_refusals(document: dict[str, Any]) 
             elif path.startswith(anthropic_errors.PATH):
                 schema = described["application/json"]["schema"]
                 assert schema == anthropic_errors.SCHEMA
+            elif path.startswith(anthropic_errors.MODELS):
+                schema = described["application/json"]["schema"]
+                assert anthropic_errors.SCHEMA in schema["anyOf"]
+                assert "OpenAIErrorRead" in str(schema["anyOf"])
             elif segment in ("v1", *openai_errors.SEGMENTS):
                 assert "OpenAIErrorRead" in str(described), (method, path)
             else:
