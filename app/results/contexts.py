@@ -13,6 +13,7 @@ import orjson
 from app.core.byte_budget import read_within
 from app.core.database import Connection, Database, await_standby
 from app.core.errors import ConflictError, ErasedError, NotFoundError
+from app.core.fair_share import in_turns
 from app.core.group_commit import Batcher
 from app.core.ids import new_id
 from app.core.settings import Settings
@@ -140,7 +141,8 @@ class ContextStore:
         page = await read_page(
             sizes, limit, lambda ids: self._database.fetch(_LISTED, ids, team_id)
         )
-        return SizedPage([_to_context(row) for row in page.rows], page.following)
+        listed = [_to_context(row) async for row in in_turns(page.rows)]
+        return SizedPage(listed, page.following)
 
     async def delete(self, team_id: str, context_id: UUID, *, force: bool) -> None:
         """Delete a context with its results. Raises ConflictError if one is pending."""

@@ -15,6 +15,7 @@ _Row = TypeVar("_Row")
 
 LONG_BYTES = 32_768  # a longer text is read by itself, within the byte budget
 PAGE_BYTES = 4_000_000  # of texts; the row that reaches it is the last of its page
+_PIECE_ROWS = 100  # that are read at once: other requests take turns between two pieces
 # JSON is stored compressed, at most this much (pglz: 273 bytes in three).
 _MAX_COMPRESSION = 100
 _COMMON_COMPRESSION = 4
@@ -80,7 +81,7 @@ async def read_page(
     rows: list[asyncpg.Record] = []
     done = loaded = 0
     while done < len(sizes) and loaded < PAGE_BYTES:
-        ids, size = next(pieces(sizes[done:], PAGE_BYTES - loaded))
+        ids, size = next(pieces(sizes[done : done + _PIECE_ROWS], PAGE_BYTES - loaded))
         piece, _ = await read_within(size, partial(fetch, ids), loaded_bytes_of_all)
         rows += piece
         done += len(ids)

@@ -1,12 +1,19 @@
 """Many requests of one team at once, and few of another."""
 
 import asyncio
+from uuid import UUID
 
+import orjson
 from pydantic import SecretStr
+from starlette.requests import Request
+from starlette.types import Message
 
+from app.api.pagination import page_response
 from app.core.database import Database
 from app.core.fair_share import FairShares
+from app.core.ids import new_id
 from app.core.settings import Settings
+from app.results.sizes import read_page
 from tests.conftest import run_service
 from tests.integration.support import until
 from tests.unit.api.test_startup_checks import STRONG
@@ -62,6 +69,54 @@ async def test_a_team_leaves_half_of_the_connections_to_others(settings: Setting
         await asyncio.gather(*holding)
     asyncio.get_running_loop().set_task_factory(None)
     assert held.count("hostile") == 2 * half
+
+
+async def test_other_teams_run_between_the_rows_of_a_page(settings: Settings) -> None:
+    rows = [{"text": "x" * 2_000} for _ in range(50)]
+    request = Request({"type": "http", "method": "GET", "path": "/results/", "headers": [],
+                       "query_string": b"limit=50", "server": ("localhost", 80), "scheme": "http"})  # fmt: skip
+    messages: list[Message] = []
+    turns = 0
+
+    async def render() -> None:
+        page = await page_response(request, rows, "an-id")
+        assert page.headers["link"] == '</results/?limit=50&after=an-id>; rel="next"'
+        await page(request.scope, request.receive, send)
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    async def run_beside() -> None:
+        nonlocal turns
+        while not messages:
+            turns += 1
+            await asyncio.sleep(0)
+
+    shares = FairShares(4, turn_seconds=1e-9)  # each row uses it up
+    await asyncio.gather(shares.run("hostile", render()), run_beside())
+    shares.close()
+    start, *pieces = messages
+    body = b"".join(piece["body"] for piece in pieces)
+    assert orjson.loads(body) == rows
+    assert (b"content-length", str(len(body)).encode()) in start["headers"]
+    assert [piece["more_body"] for piece in pieces] == [True, False]
+    assert turns >= len(rows)
+
+
+async def test_a_long_page_is_read_in_pieces(settings: Settings) -> None:
+    ids = [new_id() for _ in range(250)]
+    pieces: list[list[UUID]] = []
+
+    async def fetch(wanted: list[UUID]) -> list[dict[str, object]]:
+        pieces.append(wanted)
+        return [{"id": one} for one in wanted]
+
+    for limit, following in ((250, ids[-1]), (300, None)):
+        pieces.clear()
+        page = await read_page([{"id": one, "size": 1} for one in ids], limit, fetch)  # type: ignore[arg-type, misc]
+        assert [row["id"] for row in page.rows] == ids
+        assert page.following == following
+        assert [len(piece) for piece in pieces] == [100, 100, 50]
 
 
 async def has(held: list[str], count: int) -> bool:

@@ -70,7 +70,7 @@ async def list_launches(
     """List the launches, the newest first."""
     launches = await services.launches.list(team, state=state, after=after, limit=limit)
     items = [launch_to_wire(launch) for launch in launches]
-    return page_response(request, items, last_of_full(items, limit))
+    return await page_response(request, items, last_of_full(items, limit))
 
 
 @router.get("/launches/catalogue", response_model=list[CatalogueEntry])

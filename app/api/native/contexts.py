@@ -39,7 +39,7 @@ async def list_contexts(
     """List saved prompts, newest first. A page ends by its bytes, too: `Link` has the next."""
     page = await services.contexts.list(team, after, limit)
     items = [context_to_wire(one) async for one in in_turns(page.rows)]
-    return page_response(request, items, page.following)
+    return await page_response(request, items, page.following)
 
 
 @router.get("/contexts/{context_id}", response_model=ContextRead)

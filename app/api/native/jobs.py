@@ -76,7 +76,7 @@ async def list_jobs(
         lambda read: sum(len(job.metadata) for job in read),
     )
     items = [job_to_wire(job) for job in jobs]
-    return page_response(request, items, last_of_full(items, limit))
+    return await page_response(request, items, last_of_full(items, limit))
 
 
 @router.get("/jobs/{job_id}", response_model=JobRead)
@@ -118,7 +118,7 @@ async def list_job_results(
         rows = await services.job_results.keys(job.id, state=state, after=after, limit=limit)
         has_more = len(rows) == limit
     items = [ended_row_to_wire(services, row, full=full) async for row in in_turns(rows)]
-    return page_response(request, items, str(rows[-1].place) if has_more else None)
+    return await page_response(request, items, str(rows[-1].place) if has_more else None)
 
 
 @router.post(

@@ -121,7 +121,7 @@ async def list_results(
     if prompts:
         for item, one in zip(items, page.rows, strict=True):
             item["prompt_start"] = one.prompt_start
-    return page_response(request, items, page.following)
+    return await page_response(request, items, page.following)
 
 
 @router.get("/results/{result_id}/attempts", response_model=list[AttemptRead])

@@ -42,7 +42,7 @@ async def list_deliveries(
         lambda rows: sum(len(row.url) + len(row.log) for row in rows),
     )
     items = [delivery_to_wire(row) for row in rows]
-    return page_response(request, items, last_of_full(items, limit))
+    return await page_response(request, items, last_of_full(items, limit))
 
 
 @router.post(
