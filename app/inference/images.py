@@ -4,7 +4,7 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -32,20 +32,26 @@ def _error(message: str) -> PydanticCustomError:
     return PydanticCustomError("wrong", "{message}", {"message": message})
 
 
-def _check_url(url: str) -> str:
+def check_url(url: str) -> str:
+    """A data URI of an image; raises a validation error for any other text."""
     found = _DATA_URI.match(url)
     if url[:5].lower() in ("http:", "https"):
         raise _error("URLs are not fetched: send the image as a data URI")
     if found is None or found[1] not in _BEGINNINGS:
         known = ", ".join(_BEGINNINGS)
         raise _error(f"must be `data:TYPE;base64,...` with one of the types {known}")
+    check_content(found[1], url[found.end() :])
+    return url
+
+
+def check_content(media_type: str, encoded: str) -> None:
+    """Raise a validation error unless the text is base64 of an image of this type."""
     try:
-        content = base64.b64decode(url[found.end() :], validate=True)
+        content = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
         raise _error(f"is not base64: {error}") from None
-    if not content.startswith(_BEGINNINGS[found[1]]):
-        raise _error(f"the content is not of type {found[1]}")
-    return url
+    if not content.startswith(_BEGINNINGS[media_type]):
+        raise _error(f"the content is not of type {media_type}")
 
 
 class Image(BaseModel):
@@ -53,13 +59,45 @@ class Image(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    url: Annotated[str, Field(max_length=_MAX_CHARACTERS), AfterValidator(_check_url)] = Field(
+    url: Annotated[str, Field(max_length=_MAX_CHARACTERS), AfterValidator(check_url)] = Field(
         description="A data URI of a PNG, JPEG, GIF or WebP image; no other URL is taken."
     )
     after: int = Field(0, ge=0, description="Characters of the text before it.")
 
 
 Images = Annotated[list[Image], Field(max_length=MAX_MESSAGE_IMAGES)]
+
+
+def checked_image(url: str, after: int = 0) -> Image:
+    """An image of a URL that `check_url` or `check_content` has accepted."""
+    return Image.model_construct(url=url, after=after)
+
+
+def join_pieces(pieces: Iterable[str | Image]) -> dict[str, Any]:
+    """The members of a message: its texts as lines of its content, its images between them."""
+    texts: list[str] = []
+    images: list[Image] = []
+    length = 0
+    for piece in pieces:
+        if isinstance(piece, str):
+            length += len(piece) + bool(texts)
+            texts.append(piece)
+        else:
+            images.append(checked_image(piece.url, length))
+    return {"content": "\n".join(texts)} | to_member(images)
+
+
+def join_messages(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of one message for two; the text of the later one begins a line."""
+    before, behind = earlier["content"], later["content"]
+    start = len(before) + bool(before and behind)
+    moved = [
+        one | {"after": start + one["after"] if one["after"] else len(before)}
+        for one in later.get(IMAGES, ())
+    ]
+    images = [*earlier.get(IMAGES, ()), *moved]
+    texts = [text for text in (before, behind) if text]
+    return {"content": "\n".join(texts)} | ({IMAGES: images} if images else {})
 
 
 def to_member(images: Sequence[Image] | None) -> dict[str, Any]:
@@ -73,9 +111,13 @@ def measure(messages: Sequence[Mapping[str, Any]] | None) -> dict[str, int] | No
     return {"count": len(urls), "characters": sum(map(len, urls))} if urls else None
 
 
+def without_images(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name != IMAGES}
+
+
 def to_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     """A stored message as templates take it: its content as parts, if it has images."""
-    rest = {name: value for name, value in message.items() if name != IMAGES}
+    rest = without_images(message)
     if not message.get(IMAGES):
         return rest
     content, parts, at = message["content"], list[dict[str, str]](), 0
@@ -96,27 +138,71 @@ def to_base64(url: str) -> bytes:
 
 
 class ImageTemplate:
-    """Probe of a chat template for places of images; rendered once."""
+    """Probes of a chat template for places of images, in users' messages and in results of tools.
+
+    Each is rendered once.
+    """
 
     def __init__(self) -> None:
-        self._takes: bool | None = None
+        self._known: dict[bool, bool] = {}
         self._probing = asyncio.Lock()
 
-    async def takes(self, render: Render) -> bool:
+    async def takes(self, render: Render, *, of_tools: bool = False) -> bool:
         """Raises TemplatesBusyError."""
         async with self._probing:
-            if self._takes is None:
-                self._takes = await _has_places(render)
-        return self._takes
+            if of_tools not in self._known:
+                self._known[of_tools] = await _has_places(render, _AFTER if of_tools else [])
+        return self._known[of_tools]
 
 
-async def _has_places(render: Render) -> bool:
+_CALL = {
+    "id": "lookcall1",  # Mistral's templates accept only nine letters and digits
+    "type": "function",
+    "function": {"name": "look", "arguments": {}},
+}
+# The messages before the result of a tool.
+_AFTER: list[dict[str, Any]] = [
+    {"role": "user", "content": "Look."},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+]
+
+
+async def _has_places(render: Render, before: list[dict[str, Any]]) -> bool:
     text = {"type": "text", "text": _MARK}
+    last = {"role": "tool", "tool_call_id": "lookcall1", "name": "look"} if before else _USER
     try:
-        without = await render([{"role": "user", "content": [text]}])
-        rendered = await render([{"role": "user", "content": [{"type": "image"}, text]}])
+        without = await render([*before, last | {"content": [text]}])
+        rendered = await render([*before, last | {"content": [{"type": "image"}, text]}])
     except InvalidRequestError:
         return False
     # A template for texts alone shows the parts as data.
-    is_data = "'type'" in rendered or '"type"' in rendered
+    is_data = any(rendered.count(name) > without.count(name) for name in ("'type'", '"type"'))
     return rendered != without and _MARK in rendered and not is_data
+
+
+_USER = {"role": "user"}
+
+
+def move_behind_tools(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the images of tools' results in the user's message behind them."""
+    moved: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "tool":
+            waiting += message.get(IMAGES, ())
+            moved.append(without_images(message))
+            continue
+        if waiting:
+            moved.append(_USER | {"content": "", IMAGES: _at_start(waiting)})
+            waiting = []
+            if message["role"] == "user":
+                moved[-1] |= message | join_messages(moved[-1], message)
+                continue
+        moved.append(message)
+    if waiting:
+        moved.append(_USER | {"content": "", IMAGES: _at_start(waiting)})
+    return moved
+
+
+def _at_start(images: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one | {"after": 0} for one in images]

@@ -90,6 +90,13 @@ class PromptFormat:
         """Raises TemplatesBusyError."""
         return self.has_vision and self.has_chat and await self._images.takes(self.render)
 
+    async def takes_images_of_tools(self) -> bool:
+        """Return if the template has places for images in results of tools.
+
+        Raises TemplatesBusyError.
+        """
+        return await self._images.takes(self.render, of_tools=True)
+
     async def render(self, messages: Messages, arguments: Mapping[str, Any] | None = None) -> str:
         """Messages as one prompt that ends where the assistant begins.
 

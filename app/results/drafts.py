@@ -128,13 +128,17 @@ def generation_parameters(
     if draft.token_ids is not None:
         parameters["prompt_token_ids"] = list(draft.token_ids)
     if draft.images is not None:
-        if (count := draft.images["count"]) > most_images:
-            raise invalid(
-                "messages",
-                f"have {count} images; a request may have {most_images} (LLM_MAX_IMAGES)",
-            )
+        check_image_count(draft.images, most_images)
         parameters[IMAGES] = dict(draft.images)
     return parameters
+
+
+def check_image_count(images: Mapping[str, int] | None, most: int) -> None:
+    """Raise InvalidRequestError for more images than a request may have."""
+    if images is not None and (count := images["count"]) > most:
+        raise invalid(
+            "messages", f"have {count} images; a request may have {most} (LLM_MAX_IMAGES)"
+        )
 
 
 def no_vision(model: Model) -> InvalidRequestError:

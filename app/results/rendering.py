@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.inference.images import IMAGES, to_parts
+from app.inference.images import IMAGES, move_behind_tools, to_parts
 from app.inference.model_registry import Model
 from app.results.drafts import no_chat, no_vision
 
@@ -20,5 +20,8 @@ async def render(
     if any(one.get(IMAGES) for one in messages):
         if not await model.format.takes_images():
             raise no_vision(model)
+        has_tool_images = any(one["role"] == "tool" and one.get(IMAGES) for one in messages)
+        if has_tool_images and not await model.format.takes_images_of_tools():
+            messages = move_behind_tools(messages)
         messages = [to_parts(one) for one in messages]
     return model.format.for_engine(await model.format.render(messages, arguments))

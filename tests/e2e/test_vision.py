@@ -13,8 +13,8 @@ from openai import AsyncOpenAI
 from app.cli.up.triton import EmbeddedTriton
 from app.inference.model_repository import write_entry
 from tests.conftest import TRITON_VENV, Service, make_settings, run_triton
-from tests.images import BLUE, RED, data_uri, png, png_uri
-from tests.integration.support import openai_client, serve
+from tests.images import BLUE, RED, block, chat_part, data_uri, input_part, png, png_uri
+from tests.integration.support import anthropic_client, openai_client, serve
 from tests.postgres import PostgresServer
 from tests.triton_streams import ModelError, ask, collect
 
@@ -77,6 +77,60 @@ async def test_the_official_client_sends_images(service: Service) -> None:
     assert len({round(one[0], 2) for one in (red, blue, both, none)}) == 4
     assert again[0] == pytest.approx(red[0], abs=1e-3)
     assert none[1] < red[1] == blue[1] < both[1]  # the engine counts the tokens of images
+
+
+# Parts of a message, in the order in which the model reads them.
+MIXED = (
+    ("What?", png_uri(RED)),
+    (png_uri(RED), "What?"),
+    (png_uri(BLUE), "What?"),
+    ("One", png_uri(BLUE), "and another", png_uri(RED), "what?"),
+)
+
+
+async def ask_by_chat(client: AsyncOpenAI, *parts: str) -> tuple[str, int, int]:
+    """The text at temperature 0, and the tokens of the prompt and the text."""
+    content: Any = list(map(chat_part, parts))
+    answer = await client.chat.completions.create(
+        model="eye",
+        messages=[{"role": "user", "content": content}],
+        temperature=0,
+        max_tokens=6,
+    )
+    assert answer.usage is not None
+    text = answer.choices[0].message.content or ""
+    return text, answer.usage.prompt_tokens, answer.usage.completion_tokens
+
+
+async def test_a_message_has_the_text_of_chat(service: Service) -> None:
+    async with openai_client(service) as client, anthropic_client(service) as messages:
+        for parts in MIXED:
+            content: Any = list(map(block, parts))
+            message = await messages.messages.create(
+                model="eye",
+                messages=[{"role": "user", "content": content}],
+                max_tokens=6,
+                extra_body={"temperature": 0},
+            )
+            text = "".join(one.text for one in message.content if one.type == "text")
+            usage = (message.usage.input_tokens, message.usage.output_tokens)
+            expected = await ask_by_chat(client, *parts)
+            assert (text.strip(), *usage) == (expected[0].strip(), *expected[1:])
+
+
+async def test_a_response_has_the_text_of_chat(service: Service) -> None:
+    async with openai_client(service) as client:
+        for parts in MIXED:
+            content: Any = list(map(input_part, parts))
+            response = await client.responses.create(
+                model="eye",
+                input=[{"role": "user", "content": content}],
+                temperature=0,
+                max_output_tokens=6,
+            )
+            assert response.usage is not None
+            usage = (response.usage.input_tokens, response.usage.output_tokens)
+            assert (response.output_text, *usage) == await ask_by_chat(client, *parts)
 
 
 async def test_the_engine_reads_the_image_itself(service: Service, eye: EmbeddedTriton) -> None:

@@ -1,17 +1,20 @@
 """Content blocks of a request, and the texts and calls that templates get of them."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, Field, JsonValue, model_validator
 
 from app.api.schema_parts import STRICT, value_error
 from app.core.bounded_json import check_json
+from app.inference.images import Image, check_content, checked_image, join_pieces
 from app.results.requests import MAX_PROMPT_CHARACTERS
 
 _MAX_BLOCKS = 10_000
 _INPUT_DEPTH = 64
 _TEXT_ONLY = ("text",)
-_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+_RESULT_BLOCKS = ("text", "image")
+_BLOCKS = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 def _to_blocks(content: Any) -> Any:
@@ -37,6 +40,43 @@ class TextBlock(BaseModel):
 
     type: Literal["text"]
     text: str
+
+
+def _check_source(source: Any) -> Any:
+    kind = source.get("type") if isinstance(source, dict) else None
+    if isinstance(source, dict) and kind != "base64":
+        raise value_error(
+            f"a source of type {str(kind)[:40]!r} is not supported: nothing is fetched; send the image "
+            "as base64"
+        )
+    return source
+
+
+class ImageSource(BaseModel):
+    model_config = STRICT
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str = Field(
+        description="The image as base64.", json_schema_extra={"contentEncoding": "base64"}
+    )
+
+    @model_validator(mode="after")
+    def _has_its_type(self) -> Self:
+        check_content(self.media_type, self.data)
+        return self
+
+
+class ImageBlock(BaseModel):
+    """An image, for models with vision."""
+
+    model_config = STRICT
+
+    type: Literal["image"]
+    source: Annotated[ImageSource, BeforeValidator(_check_source)]
+
+    def to_image(self) -> Image:
+        return checked_image(f"data:{self.source.media_type};base64,{self.source.data}")
 
 
 class ThinkingBlock(BaseModel):
@@ -70,6 +110,13 @@ Texts = Annotated[
 ]
 
 
+_ResultBlock = Annotated[
+    Annotated[TextBlock | ImageBlock, Field(discriminator="type")],
+    BeforeValidator(lambda block: _check_type(block, _RESULT_BLOCKS)),
+]
+_ResultBlocks = Annotated[list[_ResultBlock], Field(max_length=_MAX_BLOCKS)]
+
+
 class ToolResultBlock(BaseModel):
     """The result of a call."""
 
@@ -77,13 +124,19 @@ class ToolResultBlock(BaseModel):
 
     type: Literal["tool_result"]
     tool_use_id: Annotated[str, Field(min_length=1, max_length=256)]
-    content: Texts | None = None
+    content: (
+        Annotated[
+            _ResultBlocks, BeforeValidator(_to_blocks, json_schema_input_type=str | _ResultBlocks)
+        ]
+        | None
+    ) = None
     is_error: bool | None = Field(None, description="Ignored: the content states the error.")
 
 
 _Block = Annotated[
     Annotated[
-        TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+        TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
+        Field(discriminator="type"),
     ],
     BeforeValidator(lambda block: _check_type(block, _BLOCKS)),
 ]
@@ -94,3 +147,10 @@ Content = Annotated[_Blocks, BeforeValidator(_to_blocks, json_schema_input_type=
 def join_texts(blocks: Any) -> str:
     """The text blocks as lines of one text, as in a chat completion."""
     return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+
+
+def join_content(blocks: Iterable[TextBlock | ImageBlock]) -> dict[str, Any]:
+    """The content of a template's message, with the images at their places."""
+    return join_pieces(
+        block.text if isinstance(block, TextBlock) else block.to_image() for block in blocks
+    )

@@ -7,20 +7,23 @@ from pydantic import BaseModel, model_validator
 
 from app.api.anthropic.blocks import (
     Content,
+    ImageBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    join_content,
     join_texts,
 )
 from app.api.schema_parts import STRICT, value_error
 from app.core.errors import invalid_field
+from app.inference.images import join_messages
 
 # Blocks that messages of a role cannot have.
 _FOREIGN: dict[str, tuple[type[BaseModel], ...]] = {
     "user": (ToolUseBlock,),
-    "assistant": (ToolResultBlock,),
-    "system": (ToolUseBlock, ToolResultBlock),
+    "assistant": (ToolResultBlock, ImageBlock),
+    "system": (ToolUseBlock, ToolResultBlock, ImageBlock),
 }
 
 
@@ -58,23 +61,19 @@ def to_template(
         if message.role == "assistant":
             _add(found, _answer(message, reasoning_members))
             continue
-        texts: list[TextBlock] = []
+        blocks: list[TextBlock | ImageBlock] = []
         has_results = False
         for block in message.content:
             if isinstance(block, ToolResultBlock):
-                _add_texts(found, message.role, texts)
-                texts, has_results = [], True
-                found.append(
-                    {
-                        "role": "tool",
-                        "tool_call_id": block.tool_use_id,
-                        "content": join_texts(block.content or ()),
-                    }
-                )
-            elif isinstance(block, TextBlock):
-                texts.append(block)
-        if texts or not has_results:
-            _add(found, {"role": message.role, "content": join_texts(texts)})
+                if blocks:
+                    _add(found, {"role": message.role} | join_content(blocks))
+                blocks, has_results = [], True
+                result = {"role": "tool", "tool_call_id": block.tool_use_id}
+                found.append(result | join_content(block.content or ()))
+            elif isinstance(block, TextBlock | ImageBlock):
+                blocks.append(block)
+        if blocks or not has_results:
+            _add(found, {"role": message.role} | join_content(blocks))
     return found
 
 
@@ -109,16 +108,10 @@ def _answer(message: MessageParam, reasoning_members: Sequence[str]) -> dict[str
     return answer | {"tool_calls": calls} if calls else answer
 
 
-def _add_texts(found: list[dict[str, Any]], role: str, texts: Sequence[TextBlock]) -> None:
-    if texts:
-        _add(found, {"role": role, "content": join_texts(texts)})
-
-
 def _add(found: list[dict[str, Any]], message: dict[str, Any]) -> None:
     """Add a message, or join it with one of the same role that it follows."""
     last = found[-1] if found else None
     if last is None or last["role"] != message["role"] or "tool_calls" in last:
         found.append(message)
         return
-    texts = [one["content"] for one in (last, message) if one["content"]]
-    last |= message | {"content": "\n".join(texts)}
+    last |= message | join_messages(last, message)

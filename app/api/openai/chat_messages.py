@@ -91,19 +91,18 @@ def _split_images(content: list[Any]) -> dict[str, Any]:
     """The parts that are no images, and the images, with their places in the joined text."""
     others: list[Any] = []
     images = []
+    length = 0  # of the texts as lines
     for part in content:
-        if not _is_image(part):
-            others.append(part)
+        if _is_image(part):
+            given = part.get("image_url")
+            url = given.get("url") if isinstance(given, dict) else given
+            images.append({"url": url, "after": length})
             continue
-        given = part.get("image_url")
-        url = given.get("url") if isinstance(given, dict) else given
-        texts = [one["text"] for one in others if isinstance(one, dict) and _has_text(one)]
-        images.append({"url": url, "after": len("\n".join(texts))})
+        text = part.get("text") if isinstance(part, dict) else None
+        if isinstance(text, str):
+            length += len(text) + bool(others)
+        others.append(part)
     return {"content": others, "images": images}
-
-
-def _has_text(part: dict[str, Any]) -> bool:
-    return isinstance(part.get("text"), str)
 
 
 class CalledFunction(BaseModel):

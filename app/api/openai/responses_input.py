@@ -1,13 +1,61 @@
-"""Input items of a response's request."""
+"""Input items of a response's request.
 
-from collections.abc import Mapping
+Stored items have no images: those are in the messages of the response's context.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pydantic_core import PydanticCustomError
 
 from app.api.schema_parts import value_error
 from app.core.ids import new_id
+from app.inference.images import IMAGES, check_url, checked_image, join_pieces
 
 _MAX_ITEMS = 10_000
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_DETAILS = ("low", "high", "auto", "original")
+_URL = "image_url"  # the member of an image's part
+
+_TEXT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"type": {"const": "input_text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_IMAGE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "input_image"},
+        "image_url": {
+            "type": "string",
+            "pattern": "^data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}$",
+            "description": "A data URI; no other URL is taken.",
+        },
+        "detail": {"enum": _DETAILS, "description": "Has no effect."},
+    },
+    "required": ["type", "image_url"],
+}
+_CONTENT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"anyOf": [_TEXT_SCHEMA, _IMAGE_SCHEMA]}},
+    ]
+}
+# An item as the OpenAPI document describes it.
+ITEM_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "message"},
+                "role": {"const": "user"},
+                "content": _CONTENT_SCHEMA,
+            },
+            "required": ["role", "content"],
+        },
+        {"type": "object", "description": "Another role's message, or an item of another type."},
+    ]
+}
 
 
 def read_input(value: Any) -> list[dict[str, Any]]:
@@ -31,11 +79,12 @@ def _read_item(place: int, given: Any) -> dict[str, Any] | None:
         call = {name: _text(place, given, name) for name in names}
         return _with_id("fc_", given) | {"type": kind} | call
     if kind == "function_call_output":
-        output = {
-            "call_id": _text(place, given, "call_id"),
-            "output": _join(place, given, "output"),
-        }
-        return _with_id("fco_", given) | {"type": kind} | output
+        call = {"type": kind, "call_id": _text(place, given, "call_id")}
+        parts = _read_parts(place, given, "output", takes_images=True)
+        has_images = any(map(_is_image, parts))
+        return (
+            _with_id("fco_", given) | call | {"output": parts if has_images else parts[0]["text"]}
+        )
     if kind == "reasoning":
         content = [{"type": "reasoning_text", "text": text} for text in _thoughts(given)]
         # An item that has no text is another model's, encrypted.
@@ -65,33 +114,128 @@ def _thoughts(given: Mapping[str, Any]) -> list[str]:
     return []
 
 
+def content_of(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of the chat message of an item, with the images at their places."""
+    content = item["output"] if item["type"] == "function_call_output" else item["content"]
+    if isinstance(content, str):
+        return {"content": content}
+    return join_pieces(
+        checked_image(part[_URL]) if _is_image(part) else part["text"] for part in content
+    )
+
+
+def without_images(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items as they are stored."""
+    return [
+        _with_parts(
+            item,
+            [{name: part[name] for name in part if name != _URL} for part in _parts_of(item)],
+        )
+        for item in items
+    ]
+
+
+def with_images(
+    items: Sequence[dict[str, Any]], messages: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Stored items with the images of their conversation, the last of which are theirs."""
+    count = count_images(items)
+    if not count:
+        return list(items)
+    urls: list[str] = [one["url"] for message in messages for one in message.get(IMAGES, ())]
+    left = iter(urls[-count:])
+    return [
+        _with_parts(
+            item,
+            [
+                part | {_URL: next(left, None)} if _is_image(part) else part
+                for part in _parts_of(item)
+            ],
+        )
+        for item in items
+    ]
+
+
+def count_images(items: Sequence[Mapping[str, Any]]) -> int:
+    return sum(_is_image(part) for item in items for part in _parts_of(item))
+
+
+def _parts_of(item: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    parts = item.get("output" if item["type"] == "function_call_output" else "content")
+    return parts if isinstance(parts, list) else ()
+
+
+def _with_parts(item: dict[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any]:
+    name = "output" if item["type"] == "function_call_output" else "content"
+    return item | {name: parts} if parts else item
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
 def _read_message(place: int, given: Mapping[str, Any]) -> dict[str, Any]:
     role = given.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         raise value_error(f"item {place} must have the role user, assistant, system or developer")
-    kind = "output_text" if role == "assistant" else "input_text"
-    content: dict[str, Any] = {"type": kind, "text": _join(place, given, "content")}
+    content = _read_parts(place, given, "content", takes_images=role == "user")
     if role == "assistant":
-        content["annotations"] = []
-    return _with_id("msg_", given) | {"type": "message", "role": role, "content": [content]}
+        content = [part | {"type": "output_text", "annotations": []} for part in content]
+    return _with_id("msg_", given) | {"type": "message", "role": role, "content": content}
 
 
-def _join(place: int, given: Mapping[str, Any], name: str) -> str:
+def _read_parts(
+    place: int, given: Mapping[str, Any], name: str, *, takes_images: bool
+) -> list[dict[str, Any]]:
+    """The parts of a content: the texts between its images as lines of one; at least one part."""
     content = given.get(name)
     if isinstance(content, str):
-        return content
+        return [_text_part([content])]
     if not isinstance(content, list):
         raise value_error(f"item {place} needs {name}: a text, or a list of parts")
-    texts = []
+    parts: list[dict[str, Any]] = []
+    texts: list[str] = []
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if kind else None
-        if kind not in (*_TEXT_PARTS, "refusal") or not isinstance(text, str):
-            raise value_error(
-                f"item {place} has a part of type {str(kind)[:40]!r}: only text is supported"
-            )
-        texts.append(text)
-    return "\n".join(texts)
+        if _is_image(part) and takes_images:
+            parts += [_text_part(texts)] if texts else []
+            parts.append(_read_image(place, part))
+            texts = []
+        else:
+            texts.append(_read_text(place, part, takes_images=takes_images))
+    return [*parts, _text_part(texts)] if texts or not parts else parts
+
+
+def _text_part(texts: Sequence[str]) -> dict[str, Any]:
+    return {"type": "input_text", "text": "\n".join(texts)}
+
+
+def _read_text(place: int, part: Any, *, takes_images: bool) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("refusal" if kind == "refusal" else "text") if kind else None
+    if kind not in (*_TEXT_PARTS, "refusal") or not isinstance(text, str):
+        known = "text and input_image are" if takes_images else "only text is"
+        raise value_error(f"item {place} has a part of type {str(kind)[:40]!r}: {known} supported")
+    return text
+
+
+def _read_image(place: int, part: Mapping[str, Any]) -> dict[str, Any]:
+    url, detail = part.get(_URL), part.get("detail")
+    if part.get("file_id") is not None:
+        raise value_error(
+            f"item {place} has an image with file_id, which is not supported: send it as a data URI in "
+            "image_url"
+        )
+    if not isinstance(url, str):
+        raise value_error(f"item {place} has an image without image_url, a data URI")
+    try:
+        check_url(url)
+    except PydanticCustomError as error:
+        raise value_error(f"item {place} has a wrong image_url: {error.message()}") from None
+    return {
+        "type": "input_image",
+        "detail": detail if detail in _DETAILS else "auto",
+        _URL: url,
+    }
 
 
 def _with_id(prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:

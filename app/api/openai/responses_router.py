@@ -14,6 +14,7 @@ from app.api.idempotency_header import KEY_HEADER
 from app.api.json_codec import json_response, parse
 from app.api.openai.batches_schemas import DeletedRead, page_to_wire
 from app.api.openai.response_events import ATTEMPT_STEP, ResponseEvents
+from app.api.openai.responses_input import count_images, with_images
 from app.api.openai.responses_output import (
     InputItemListRead,
     ResponseRead,
@@ -125,9 +126,13 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
     """List the input items of a response's request."""
-    stored = stored_of(await services.results.get(team, from_response_id(response_id)))
-    items = page_of(stored.input, after=after, limit=limit, order=order)
-    return json_response(page_to_wire(items, limit))
+    row = await services.results.get(team, from_response_id(response_id))
+    items = stored_of(row).input
+    if count_images(items):
+        context = await services.contexts.get(team, row.context_id)
+        items = with_images(items, context.messages or ())
+    page = page_of(items, after=after, limit=limit, order=order)
+    return json_response(page_to_wire(page, limit))
 
 
 @router.post("/v1/responses/{response_id}/cancel", response_model=ResponseRead)

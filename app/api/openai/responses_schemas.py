@@ -16,12 +16,19 @@ from pydantic import (
     JsonValue,
     PlainValidator,
     ValidationError,
+    WithJsonSchema,
 )
 
 from app.api.json_codec import to_field_errors
 from app.api.openai.batches_schemas import OpenAIMetadata
 from app.api.openai.chat_schemas import ChatRequest
-from app.api.openai.responses_input import read_input, reasoning_text
+from app.api.openai.responses_input import (
+    ITEM_SCHEMA,
+    content_of,
+    read_input,
+    reasoning_text,
+    without_images,
+)
 from app.api.openai.schemas import OpenAIRequest
 from app.api.openai.stored_responses import DIALECT
 from app.api.output_rules import OutputRules
@@ -83,7 +90,7 @@ class Reasoning(BaseModel):
     )
 
 
-_INPUT_SCHEMA = str | list[dict[str, JsonValue]]
+_INPUT_SCHEMA = str | list[Annotated[dict[str, JsonValue], WithJsonSchema(ITEM_SCHEMA)]]
 
 
 class ResponseCreate(OpenAIRequest):
@@ -170,11 +177,10 @@ class ResponseCreate(OpenAIRequest):
                 reasoning += reasoning_text(item)
                 continue
             if item["type"] == "message":
-                messages.append({"role": item["role"], "content": item["content"][0]["text"]})
+                messages.append({"role": item["role"]} | content_of(item))
             elif item["type"] == "function_call_output":
-                messages.append(
-                    {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
-                )
+                result = {"role": "tool", "tool_call_id": item["call_id"]}
+                messages.append(result | content_of(item))
             else:
                 if reasoning or not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": ""})
@@ -203,7 +209,7 @@ class ResponseCreate(OpenAIRequest):
             "has_instructions": bool(self.instructions),
             "logprobs": (self.top_logprobs or 0) if self.has_logprobs else None,
             "calls": calls,
-            "input": self.input,
+            "input": without_images(self.input),
             "echo": self._echo(),
         }
         if rules.reasoning is not None:

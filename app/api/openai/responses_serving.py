@@ -23,6 +23,7 @@ from app.api.sse import KEEP_ALIVE
 from app.auth.principal import Principal
 from app.core.errors import NotFoundError, invalid_field
 from app.core.off_loop import off_loop
+from app.inference.images import measure, without_images
 from app.inference.prompts import PromptFormat
 from app.results.drafts import GroupRequest, Prompt
 from app.results.requests import MAX_PROMPT_CHARACTERS
@@ -59,7 +60,9 @@ async def prepare_response(
             services, principal.team_id, create.previous_response_id, model.format
         )
         own = 1 if create.instructions else 0  # only the new request's instructions apply
-        messages = _bounded([*messages[:own], *earlier, *messages[own:]])
+        messages = _bounded(
+            [*messages[:own], *earlier, *messages[own:]], services.settings.max_body_bytes
+        )
     options = chat.to_send_options(use)
     rules, options = await choose_rules(model.format, messages, arguments, options, use)
     request = create.to_stored(rules)
@@ -98,13 +101,22 @@ async def _conversation(
     return [*messages[1 if stored.has_instructions else 0 :], answer]
 
 
-def _bounded(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    size = len(orjson.dumps(messages))
+def _bounded(messages: list[dict[str, Any]], most_of_images: int) -> list[dict[str, Any]]:
+    """Conversations grow: their texts have the bound of a prompt, their images that of a body."""
+    name = "previous_response_id"
+    size = len(orjson.dumps([without_images(message) for message in messages]))
     if len(messages) > MAX_MESSAGES or size > MAX_PROMPT_CHARACTERS:
         raise invalid_field(
-            "previous_response_id",
+            name,
             f"the conversation has {len(messages)} messages of {size} bytes; at most {MAX_MESSAGES} "
             f"of {MAX_PROMPT_CHARACTERS} are taken",
+        )
+    images = measure(messages)
+    if images is not None and images["characters"] > most_of_images:
+        raise invalid_field(
+            name,
+            f"the conversation has images of {images['characters']} bytes as data URIs; at most "
+            f"{most_of_images} are taken (LLM_MAX_BODY_BYTES)",
         )
     return messages
 

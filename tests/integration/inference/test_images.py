@@ -12,12 +12,11 @@ from app.core.settings import Settings
 from app.inference.images import to_base64
 from app.worker.backends.stored_images import StoredImages
 from tests.conftest import Service, make_settings, run_service
-from tests.images import BLUE, RED, data_uri, png_uri
+from tests.images import BLUE, RED, chat_part, data_uri, png_uri
 from tests.integration.launching import Worker
 from tests.integration.support import (
     assert_openai_error,
     assert_problem,
-    assert_refusal,
     read,
     until,
     until_running,
@@ -61,12 +60,7 @@ def user(*images: str, text: str = QUESTION) -> list[dict[str, Any]]:
 
 def chat(*parts: str) -> dict[str, Any]:
     """The body of a chat completion; parts that are data URIs are images."""
-    content = [
-        {"type": "image_url", "image_url": {"url": one, "detail": "low"}}
-        if one.startswith("data:")
-        else {"type": "text", "text": one}
-        for one in parts
-    ]
+    content = list(map(chat_part, parts))
     return {"model": "scripted", "messages": [{"role": "user", "content": content}]}
 
 
@@ -253,25 +247,3 @@ async def test_a_model_without_vision_refuses_them(
         error = assert_openai_error(answer, 400, param="messages")
         assert "takes no images" in error["message"]
         assert (await finish(service, user()))["result"]
-
-
-async def test_the_other_dialects_refuse_them_by_name(vision: Service) -> None:
-    source = {"type": "base64", "media_type": "image/png", "data": png_uri(RED).partition(",")[2]}
-    bodies: dict[str, Any] = {
-        "/v1/messages": {
-            "max_tokens": 1,
-            "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}],
-        },
-        "/v1/responses": {
-            "input": [
-                {
-                    "role": "user",
-                    "content": [{"type": "input_image", "image_url": png_uri(RED)}],
-                }
-            ]
-        },
-    }
-    for path, body in bodies.items():
-        answer = await vision.client.post(path, json={"model": "scripted"} | body)
-        assert_refusal(path, answer, 400)
-        assert "image" in answer.json()["error"]["message"]

@@ -18,9 +18,10 @@ import uvloop
 
 from tests.security.hostile.attacker import Account, Attacker, Order
 from tests.security.hostile.connection_attacks import CONNECTIONS
+from tests.security.hostile.image_attacks import images
 from tests.security.hostile.request_attacks import REQUESTS
 
-ATTACKS = (*REQUESTS, *CONNECTIONS)
+ATTACKS = (*REQUESTS, images, *CONNECTIONS)
 _NICENESS = 10  # on the machine of the service, whose processes it must not slow by its own work
 
 

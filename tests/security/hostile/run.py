@@ -37,6 +37,13 @@ _SETTINGS = {
     "LLM_TRITON_REFRESH_SECONDS": "2",
 }
 
+_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}> {% if message.content is string %}"
+    "{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -124,11 +131,16 @@ def percentile(seconds: list[float], percent: int) -> float:
 
 
 def _make_repository(directory: Path) -> Path:
-    """The scripted model with a tokenizer, so that prompts are counted and `/tokenize` responds."""
+    """The scripted model with a tokenizer, so that prompts are counted and `/tokenize` responds.
+
+    It takes images.
+    """
     model = directory / "repository" / MODEL / "1"
     model.mkdir(parents=True)
-    for file in (*(SCRIPTED[MODEL] / "1").glob("*.j*"), DEMO_TOKENIZER):
+    for file in (SCRIPTED[MODEL] / "1" / "model.json", DEMO_TOKENIZER):
         (model / file.name).symlink_to(file)
+    (model / "config.json").write_text('{"architectures": [], "vision_config": {}}')
+    (model / "chat_template.jinja").write_text(_TEMPLATE)
     return directory / "repository"
 
 

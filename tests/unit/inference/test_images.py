@@ -6,7 +6,14 @@ import pytest
 from pydantic import ValidationError
 
 from app.core.errors import InvalidRequestError
-from app.inference.images import Image, ImageTemplate, measure, to_base64, to_parts
+from app.inference.images import (
+    Image,
+    ImageTemplate,
+    measure,
+    move_behind_tools,
+    to_base64,
+    to_parts,
+)
 from tests.images import RED, data_uri, png, png_uri
 
 IMAGE = {"type": "image"}
@@ -85,3 +92,57 @@ async def test_a_template_that_refuses_parts_has_no_places() -> None:
         raise InvalidRequestError("no")
 
     assert await ImageTemplate().takes(render) is False
+
+
+@pytest.mark.parametrize(
+    ("of_tool", "takes"),
+    [
+        (lambda content: "".join(map(place, content)), True),
+        (lambda content: str(content), False),  # shows the result as data
+        (lambda content: "".join(part.get("text", "") for part in content), False),
+    ],
+)
+async def test_results_of_tools_have_a_probe_of_their_own(of_tool: Any, takes: bool) -> None:
+    async def render(messages: list[dict[str, Any]]) -> str:
+        shown = [str(one.get("tool_calls")) for one in messages]
+        for one in messages:
+            content = one["content"]
+            if not isinstance(content, str):
+                is_tool = one["role"] == "tool"
+                shown.append(of_tool(content) if is_tool else "".join(map(place, content)))
+        return " ".join(shown)
+
+    template = ImageTemplate()
+    assert await template.takes(render) is True
+    assert await template.takes(render, of_tools=True) is takes
+    assert await template.takes(render) is True
+
+
+def place(part: dict[str, str]) -> str:
+    return "<image>" if part["type"] == "image" else part["text"]
+
+
+def of_tool(*urls: str) -> dict[str, Any]:
+    images = [{"url": url, "after": 2} for url in urls]
+    return {"role": "tool", "content": "ok", "images": images}
+
+
+def start(*urls: str) -> list[dict[str, Any]]:
+    return [{"url": url, "after": 0} for url in urls]
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_images_of_tools_move_into_the_users_message_behind_them(follows: bool) -> None:
+    call, result = {"role": "assistant", "content": ""}, {"role": "tool", "content": "ok"}
+    question = {"role": "user", "content": "what", "name": "n"} | {
+        "images": [{"url": "d", "after": 4}]
+    }
+    messages = [call, of_tool("a", "b"), {"role": "tool", "content": "ok"}, of_tool("c")]
+    moved = move_behind_tools([*messages, question, call] if follows else [*messages, call])
+    images = start("a", "b", "c")
+    if follows:
+        own = question | {"images": [*images, {"url": "d", "after": 4}]}
+    else:
+        own = {"role": "user", "content": "", "images": images}
+    assert moved == [call, result, result, result, own, call]
+    assert move_behind_tools(messages)[-1] == {"role": "user", "content": "", "images": images}
