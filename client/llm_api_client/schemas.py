@@ -57,7 +57,8 @@ class Result(Record, frozen=True):
     context_id: str | None = None
     model_version: int | None = None
     model_ready: bool | None = None
-    # The generated text without the prompt, or the whole attribution.
+    # The generated text without the prompt; an object for other kinds: {"embedding": [...]}, {"score": ...}, or
+    # the whole attribution.
     result: str | dict[str, Any] | None = None
     error: ResultError | None = None
     finish_reason: str | None = None
@@ -93,8 +94,15 @@ class Result(Record, frozen=True):
 
     @property
     def text(self) -> str:
-        """The generated text so far; empty for an attribution."""
+        """The generated text so far; empty for other kinds of results."""
         return self.result if isinstance(self.result, str) else ""
+
+    @property
+    def vector(self) -> list[float] | None:
+        """The vector of an embedding; None until it is completed, and for other kinds of results."""
+        if self.kind != "embedding" or not isinstance(self.result, dict):
+            return None
+        return self.result.get("embedding")
 
     @property
     def has_ended(self) -> bool:

@@ -91,6 +91,34 @@ def test_a_parquet_file(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_vectors(tmp_path: Path) -> None:
+    """In lines, and in a column of a Parquet file, also of several groups."""
+    path, vectors = tmp_path / "a.parquet", [[float(n), 0.1] for n in range(2_500)]
+    rows: list[Row[Any]] = [
+        Row(key=f"k{n}", place=n + 1, result=RESULT, vector=vector)
+        for n, vector in enumerate(vectors)
+    ]
+    written(path, failure("k1"), *rows[:2])
+    with Path(f"{path}.jsonl").open("ab") as file:
+        file.write(b'{"key":"k2","text":"","vector":[0.1,')
+    answers = AnswerFile(path)
+    assert answers.open("j", 0) == 2
+    answers.write(rows[2:])
+    answers.finish()
+    table = parquet.read_table(path)
+    assert [one[0] for one in table["vector"].to_pylist()] == [one[0] for one in vectors]
+    assert table["vector"][0].as_py()[1] == pytest.approx(0.1, abs=1e-8)
+    assert Path(f"{path}.failed.jsonl").read_text() == ""
+    assert parquet.ParquetFile(path).num_row_groups == 3
+
+
+def test_a_parquet_file_of_no_answers_has_no_column_of_vectors(tmp_path: Path) -> None:
+    file = AnswerFile(tmp_path / "a.parquet")
+    file.open("j", 0)
+    file.finish()
+    assert "vector" not in parquet.read_table(tmp_path / "a.parquet").column_names
+
+
 @contextlib.contextmanager
 def room_for(size: int) -> Iterator[None]:
     """Files of this process have at most so many bytes, as on a disk that fills."""

@@ -95,6 +95,14 @@ def test_tqdm(capsys: pytest.CaptureFixture[str]) -> None:
     assert "70 tokens" in text
 
 
+def test_the_tokens_of_vectors_are_those_of_their_texts() -> None:
+    progress = Progress(is_shown=False)
+    usage = Usage(prompt_tokens=7, completion_tokens=0)
+    result = Result(id="r", state="completed", model_name="m", usage=usage)
+    progress.count([Row(key="a", result=result, vector=[0.5]), Row(key="b", result=result)])
+    assert progress.tokens == 7
+
+
 def test_nothing_is_shown_to_programs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,8 @@ def add_commands(commands: Subparsers) -> None:
     mapping.add_argument("--priority", type=int, help="-100 to 100; default: -1")
     add_parameters(mapping)
     add_reuse(mapping)
+    embed = mapping.add_argument("--embed", action="store_true")
+    embed.help = "compute vectors of the rows; -p has their options, such as -p dimensions=256"
     mapping.set_defaults(run=_map)
     job = commands.add_parser("job", help="list jobs, or read, retry or cancel one")
     job.add_argument("id", nargs="?", help="none: list the jobs")
@@ -52,12 +54,14 @@ def _add_reading(action: argparse._MutuallyExclusiveGroup, job: argparse.Argumen
 
 
 def _map(client: Client, arguments: Arguments, output: Output) -> int:
+    given = parameters_of(arguments)
     job = client.map(
         arguments.file,
         _template(arguments),
         model=model_of(client, arguments.model),
         key=arguments.key,
-        parameters=parameters_of(arguments),
+        parameters=None if arguments.embed else given,
+        embedding=given if arguments.embed else None,
         name=arguments.name,
         out=arguments.out,
         priority=arguments.priority,

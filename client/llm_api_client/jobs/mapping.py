@@ -94,12 +94,12 @@ class Course(Generic[Value]):
         while True:
             if self._may_send():
                 yield from self._emit((yield from self._send_next()), are_refused=True)
-            page = yield from jobs.ended_rows(self.job_id, after=self.after)
-            if page:
+            ended = yield from jobs.ended_page(self.job_id, after=self.after)
+            if page := ended.rows:
                 yield from self._emit([self.read(row) for row in page])
                 self.after, poll, silent = page[-1].place, _MIN_POLL_SECONDS, 0
                 self._pending = max(0, self._pending - len(page))
-                if len(page) < MAX_PAGE and not self._may_send():
+                if not ended.has_more and len(page) < MAX_PAGE and not self._may_send():
                     yield Pause(_FILL_SECONDS)
                 continue
             # A job that another run sends is read until nothing of it is pending.
@@ -213,7 +213,13 @@ class Course(Generic[Value]):
             except ValueError as wrong:
                 error = ResultError(code="invalid_output", message=str(wrong))
         return Row(
-            key=row.key, text=result.text, value=value, error=error, result=result, place=row.place
+            key=row.key,
+            text=result.text,
+            vector=result.vector,
+            value=value,
+            error=error,
+            result=result,
+            place=row.place,
         )
 
 

@@ -36,6 +36,13 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     error: ResultError | None = None
+    vector: list[float] | None = None
+
+
+class _Keyed(msgspec.Struct):
+    """The key of a line; its vector is not read."""
+
+    key: str
 
 
 class _Owner(msgspec.Struct):
@@ -51,7 +58,7 @@ def line_of(row: Row[Any]) -> Line:
     return Line(
         row.key, row.text, row.place, result.id if result else None,
         result.model_name if result else None, result.finish_reason if result else None,
-        usage.prompt_tokens if usage else None, usage.completion_tokens if usage else None, row.error,
+        usage.prompt_tokens if usage else None, usage.completion_tokens if usage else None, row.error, row.vector,
     )  # fmt: skip
 
 
@@ -136,11 +143,11 @@ class AnswerFile:
         """Drop failures that have an answer now, and write the Parquet file."""
         self.close()
         last = {
-            msgspec.json.decode(line, type=Line).key: line for line in read_lines(self.failures)
+            msgspec.json.decode(line, type=_Keyed).key: line for line in read_lines(self.failures)
         }
         if last:
             for line in read_lines(self.lines):
-                last.pop(msgspec.json.decode(line, type=Line).key, None)
+                last.pop(msgspec.json.decode(line, type=_Keyed).key, None)
         replace(self.failures, last.values())
         if self.is_parquet:
             write_parquet(self.lines, self.path)

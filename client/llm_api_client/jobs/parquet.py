@@ -12,7 +12,7 @@ from llm_api_client.errors import ConfigurationError
 
 # Rows that are in memory at the same time, and rows of a group of a file that is written.
 _READ_ROWS = 1000
-_GROUP_ROWS = 10_000
+_GROUP_ROWS, _VECTOR_GROUP_ROWS = 10_000, 1_000
 _TEXTS = ("key", "text", "result_id", "model", "finish_reason")
 _NUMBERS = ("place", "prompt_tokens", "completion_tokens")
 
@@ -46,15 +46,25 @@ def parquet_rows(path: Path) -> Iterator[Any]:
 
 
 def write_parquet(lines: Path, path: Path) -> None:
-    """Write the lines of a file of answers as a Parquet file, at once."""
+    """Write the lines of a file of answers as a Parquet file, at once; of embeddings with a column `vector`."""
     import pyarrow as arrow
 
     fields = [(name, arrow.string()) for name in _TEXTS] + [
         (name, arrow.int64()) for name in _NUMBERS
     ]
+    group_rows = _GROUP_ROWS
+    if _has_vectors(lines):
+        fields.append(("vector", arrow.list_(arrow.float32())))
+        group_rows = _VECTOR_GROUP_ROWS
     schema = arrow.schema(fields)
     new = path.with_name(path.name + ".new")
     with lines.open("rb") as file, parquet_library().ParquetWriter(new, schema) as writer:
-        while group := [msgspec.json.decode(line) for line in islice(file, _GROUP_ROWS)]:
+        while group := [msgspec.json.decode(line) for line in islice(file, group_rows)]:
             writer.write_table(arrow.Table.from_pylist(group, schema=schema))
     new.replace(path)
+
+
+def _has_vectors(lines: Path) -> bool:
+    with lines.open("rb") as file:
+        first = file.readline()
+    return bool(first) and "vector" in msgspec.json.decode(first)

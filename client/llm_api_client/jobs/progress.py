@@ -68,7 +68,9 @@ class Progress:
         """Count rows that were read."""
         for row in rows:
             if row.result is not None and row.result.usage is not None:
-                self.tokens += row.result.usage.completion_tokens or 0
+                usage = row.result.usage
+                counted = usage.completion_tokens if row.vector is None else usage.prompt_tokens
+                self.tokens += counted or 0
         self._draw()
 
     def _draw(self) -> None:

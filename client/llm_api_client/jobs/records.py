@@ -112,6 +112,7 @@ class Row(msgspec.Struct, Generic[Value], frozen=True, kw_only=True):
     Attributes:
         key: the row's key in its job.
         text: the generated text; of a failed row the text so far.
+        vector: the vector, with `embedding`; otherwise None.
         value: the text as an object of `structured`, otherwise None.
         error: the reason, if there is no answer: an error of the service (docs/errors.md), or
             `invalid_row`, `duplicate_key`, `invalid_output`, `result_deleted`.
@@ -122,6 +123,7 @@ class Row(msgspec.Struct, Generic[Value], frozen=True, kw_only=True):
 
     key: str
     text: str = ""
+    vector: list[float] | None = None
     value: Value | None = None
     error: ResultError | None = None
     result: Result | None = None

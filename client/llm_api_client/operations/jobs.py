@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
+import msgspec
+
 from llm_api_client.errors import WaitTimeoutError
 from llm_api_client.jobs.records import EndedRow, JobInfo, RefusedRow, RetriedRows
-from llm_api_client.operations.paging import MAX_PAGE, pages
+from llm_api_client.operations.paging import MAX_PAGE, following, pages
 from llm_api_client.steps import Call, Feed, Request, exchange, fetch
 
 _POLL_SECONDS = 30.0
@@ -106,8 +109,26 @@ def ended_rows(
     job_id: str, *, after: int = 0, state: str | None = None, limit: int = MAX_PAGE
 ) -> Call[list[EndedRow]]:
     """The rows that ended behind a place, in the order of their ends; empty if none has yet."""
+    page = yield from ended_page(job_id, after=after, state=state, limit=limit)
+    return page.rows
+
+
+@dataclass(frozen=True)
+class EndedPage:
+    """Rows that ended, and whether more have ended already: a page ends by its bytes, too."""
+
+    rows: list[EndedRow]
+    has_more: bool
+
+
+def ended_page(
+    job_id: str, *, after: int = 0, state: str | None = None, limit: int = MAX_PAGE
+) -> Call[EndedPage]:
+    """As `ended_rows`."""
     query = {"after": after, "state": state, "limit": limit, "full": True}
-    return (yield from fetch(Request("GET", path_of(job_id, "/results"), query), list[EndedRow]))
+    reply = yield from exchange(Request("GET", path_of(job_id, "/results"), query))
+    rows = msgspec.json.decode(reply.body, type=list[EndedRow])
+    return EndedPage(rows, following(reply) is not None)
 
 
 def retry_failed(job_id: str, *, error_code: str | None = None) -> Call[RetriedRows]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from llm_api_client.steps import Emit, Feed, QueryValue, Request, T, exchange
+from llm_api_client.steps import Emit, Feed, QueryValue, Reply, Request, T, exchange
 
 MAX_PAGE = 1000
 # A page has up to this many rows unless the caller wants fewer.
@@ -27,14 +27,14 @@ def pages(
         rows = msgspec.json.decode(reply.body, type=list[kind])  # type: ignore[valid-type]
         for row in rows:
             yield Emit(row)
-        after = _following(reply.headers.get("link", ""))
+        after = following(reply)
         if after is None:
             return
         left = None if left is None else left - len(rows)
 
 
-def _following(link: str) -> str | None:
-    """The id behind which the next page begins, from the header `Link`."""
-    found = _NEXT.search(link)
+def following(reply: Reply) -> str | None:
+    """The id behind which the next page begins, from the header `Link`; None behind the last page."""
+    found = _NEXT.search(reply.headers.get("link", ""))
     after = _AFTER.search(found[1]) if found else None
     return after[1] if after else None
