@@ -27,7 +27,7 @@ def ended(place: int, **members: Any) -> dict[str, Any]:
 
 
 def steps_of(*replies: Reply) -> list[object]:
-    """What a job of another process does with these responses, its requests as their paths."""
+    """Steps of a job of another process with these responses; its requests as their paths."""
     left, steps = list(replies), list[object]()
     running = Course("j", Progress(is_shown=False)).rows()
     step: Any = next(running)

@@ -29,7 +29,7 @@ from tests.unit.auth.test_jwt import sign
 __all__ = ["guarded"]
 
 ADAPTERS = [f"a{number:02}" for number in range(44)]
-SECRET = "secret"
+HIDDEN = "hidden"
 NAMES = ["scripted", *(f"scripted:{name}" for name in ADAPTERS)]
 VERSION = {"anthropic-version": "2023-06-01"}
 
@@ -39,9 +39,9 @@ def write_repository(folder: Path) -> Path:
     version = folder / "scripted" / "1"
     engine = orjson.loads((version / "model.json").read_bytes()) | {"enable_lora": True}
     (version / "model.json").write_bytes(orjson.dumps(engine))
-    files = {name: f"/{name}" for name in [*ADAPTERS, SECRET]}
+    files = {name: f"/{name}" for name in [*ADAPTERS, HIDDEN]}
     (version / "multi_lora.json").write_bytes(orjson.dumps(files))
-    (version / "adapter_teams.json").write_bytes(orjson.dumps({SECRET: ["red"]}))
+    (version / "adapter_teams.json").write_bytes(orjson.dumps({HIDDEN: ["red"]}))
     return folder
 
 
@@ -103,7 +103,7 @@ async def test_anthropics_client_reads_a_model(served: Service, client: AsyncAnt
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=1001", "limit=x", "limit=", "limit=%D9%A3", "after_id=x", "before_id=scripted:secret",
+    ["limit=0", "limit=1001", "limit=x", "limit=", "limit=%D9%A3", "after_id=x", "before_id=scripted:hidden",
      "after_id=", "lifecycle=new", "lifecycle%5B%5D=active&lifecycle%5B%5D=x"],
 )  # fmt: skip
 async def test_wrong_queries_of_anthropics_are_refused(served: Service, query: str) -> None:
@@ -134,7 +134,7 @@ async def test_openais_clients_see_their_own_shape(served: Service) -> None:
 async def test_keys_and_teams(guarded: Settings, tmp_path: Path) -> None:
     repository = write_repository(tmp_path)
     changed = guarded.model_copy(update={"model_repository": repository})
-    secret = f"scripted:{SECRET}"
+    hidden = f"scripted:{HIDDEN}"
     async with serve(changed) as service:
         url = str(service.client.base_url).rstrip("/")
 
@@ -151,15 +151,15 @@ async def test_keys_and_teams(guarded: Settings, tmp_path: Path) -> None:
             sign({"team_id": team, "token_id": team, "scopes": ["use"]}) for team in ("red", "blue")
         )
         async with client_of(red) as client:
-            assert secret in [model.id async for model in client.models.list()]
-            assert (await client.models.retrieve(secret)).id == secret
-            assert (await client.models.list(after_id=secret)).data == []
+            assert hidden in [model.id async for model in client.models.list()]
+            assert (await client.models.retrieve(hidden)).id == hidden
+            assert (await client.models.list(after_id=hidden)).data == []
         async with client_of(blue) as client:
             assert [model.id async for model in client.models.list()] == NAMES
             with pytest.raises(anthropic.NotFoundError):
-                await client.models.retrieve(secret)
+                await client.models.retrieve(hidden)
             with pytest.raises(anthropic.BadRequestError, match="after_id"):
-                await client.models.list(after_id=secret)
+                await client.models.list(after_id=hidden)
         foreign = await service.client.get(
             "/v1/models", headers=VERSION | {"x-api-key": red, "Origin": "https://evil.example"}
         )
