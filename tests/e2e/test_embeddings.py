@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from app.cli.up.triton import EmbeddedTriton
 from app.inference.model_repository import write_entry
 from app.inference.triton_errors import RefusedError
 from tests.conftest import TRITON_VENV, Service, make_settings, run_triton
+from tests.e2e.test_recipes import RESULTS, count_results, run
 from tests.integration.support import assert_openai_error, openai_client, read, serve
 from tests.postgres import PostgresServer
 
@@ -166,3 +168,21 @@ async def test_a_generation_is_refused_by_the_engine(pooling: Pooling) -> None:
             with pytest.raises(RefusedError, match="pooling model"):
                 async for _ in client.generate(model, "a", {"max_tokens": 1}):
                     pass
+
+
+async def test_coheres_client_ranks_documents(
+    port: Service, connection: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """The program of docs/recipes.md, unmodified; its scores are those of the other dialects."""
+    output = (await run(port, "Cohere", tmp_path)).splitlines()
+    assert await count_results(connection) == RESULTS["Cohere"]
+    documents = ["An array of numbers.", "A muscle.", "A tensor is an array."]
+    body = {"model": "rank", "text_1": "What is a tensor?", "text_2": documents}
+    answer = await port.client.post("/v1/score", json=body)
+    scores = [one["score"] for one in answer.json()["data"]]
+    ranked = sorted(range(3), key=lambda place: -scores[place])[:2]
+    found = [line.rpartition(" ") for line in output[:2]]
+    assert [text for text, _, _ in found] == [documents[place] for place in ranked]
+    for (_, _, score), place in zip(found, ranked, strict=True):
+        assert float(score) == pytest.approx(scores[place], abs=1e-5)
+    assert output[2] == "model_not_found"
