@@ -134,6 +134,11 @@ class ModelRegistry:
     def ready(self) -> list[str]:
         return [model.name for model in self._models.values() if model.ready]
 
+    @property
+    def can_generate(self) -> bool:
+        """True if a model that generates text is ready, and its engine not known as dead."""
+        return any(model.ready and model.task is None for model in self._models.values())
+
     def is_ready(self, name: str) -> bool:
         """Return True if a model is ready, or a worker serves the index's queue of this name."""
         model = self._models.get(name)

@@ -29,6 +29,9 @@ SCHEMA: dict[str, Any] = {
     },
 }
 
+# The body of a failed health check.
+UNHEALTHY = {"error": "unhealthy", "error_type": "healthcheck"}
+
 _AUTHENTICATION = {"unauthenticated", "invalid_token"}
 _LASTING = {"too_many_failed_attempts", "budget_exhausted"}
 _OVERLOADED = {"queue_full", "too_many_waiters", "too_many_streams", "memory_busy"}

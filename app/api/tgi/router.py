@@ -16,8 +16,9 @@ from fastapi import APIRouter, Query, Request, Response
 from app import __version__
 from app.api.dependencies import Name, ServicesOf, services_of, team_of
 from app.api.disconnects import ON_DISCONNECT_HEADER
-from app.api.errors.tgi_errors import to_error
+from app.api.errors.tgi_errors import UNHEALTHY, to_error
 from app.api.group_responses import Events, respond_complete, respond_stream
+from app.api.health import check_health
 from app.api.idempotency_header import KEY_HEADER, idempotency_key
 from app.api.json_codec import JSON, json_response, parse
 from app.api.raw_routes import body_of, describe
@@ -46,6 +47,7 @@ from app.api.tgi.schemas import (
 from app.core.byte_budget import charge
 from app.core.errors import (
     InvalidRequestError,
+    ModelNotReadyError,
     NotFoundError,
     ServiceError,
     UnknownModelError,
@@ -171,8 +173,12 @@ async def read_info(
 @router.head("/", include_in_schema=False)
 @router.get("/ping", response_class=Response)
 @router.get("/", operation_id="read_root_health", response_class=Response)
-async def read_health() -> Response:
-    """Return 200 while the process responds: the same as /health."""
+async def read_health(services: ServicesOf) -> Response:
+    """The same as /health, with TGI's body of an unhealthy server."""
+    try:
+        check_health(services)
+    except ModelNotReadyError as error:
+        return json_response(UNHEALTHY, error.status, error.headers)
     return Response()
 
 

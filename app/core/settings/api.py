@@ -51,6 +51,10 @@ class HttpSettings(Section, title="HTTP"):
     """Interval at which an idle stream gets a comment, so that no proxy closes it."""
     ticket_seconds: float = Field(60.0, gt=0, le=3600)
     """How long a stream ticket may be redeemed, once."""
+    health: Literal["process", "engine"] = "process"
+    """Meaning of `GET /health`, `GET /ping` and `GET /`. `process`: 200 while the process responds.
+    `engine`: 503 while no model can generate, for load balancers that expect it. `/health/live`
+    never depends on the engine: liveness probes use it. See docs/observability.md#health."""
 
     @field_validator("trusted_proxies", "local_clients")
     @classmethod

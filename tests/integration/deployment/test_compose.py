@@ -113,6 +113,12 @@ def test_a_service_restarts_and_bounds_its_log(name: str) -> None:
     assert ("healthcheck" in service) is (name != "migrate")
 
 
+def test_the_apis_check_does_not_depend_on_the_engines() -> None:
+    """`/health`, `/ping` and `/` do, with LLM_HEALTH=engine."""
+    check = SERVICES["api"]["healthcheck"]["test"][-1]
+    assert re.findall(r"http://[^/]+(/[^\"]*)", check) == ["/health/ready"]
+
+
 async def test_a_worker_is_healthy_while_it_renews_its_lease(settings: Settings) -> None:
     command = [part.replace("$$", "$") for part in SERVICES["worker"]["healthcheck"]["test"]]
     assert command[:2] == ["CMD", "python"]

@@ -168,6 +168,14 @@ def test_prometheus_alone_reaches_the_metrics_of_api_and_workers() -> None:
     assert f"port: {settings.metrics_port}" in text
 
 
+def test_the_probes_of_the_api_do_not_depend_on_the_engines() -> None:
+    """`/health`, `/ping` and `/` do, with LLM_HEALTH=engine."""
+    (pod,) = [pod for name, pod in pods() if name == "Deployment llm-api"]
+    (container,) = pod["spec"]["containers"]
+    paths = {name: probe["httpGet"]["path"] for name, probe in container.items() if "Probe" in name}
+    assert paths == {"livenessProbe": "/health/live", "readinessProbe": "/health/ready"}
+
+
 def test_triton_is_alive_while_it_generates() -> None:
     (pod,) = [pod for name, pod in pods() if name == "Deployment triton"]
     (container,) = pod["spec"]["containers"]
