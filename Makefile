@@ -4,6 +4,7 @@
 #   UI_PORT=8888         port of the web page (default: PORT and 1, or any that is free)
 #   DATA=.data           data directory: database, logs; several runs need a PORT and a DATA each
 #   LIGHT=1              a scripted model instead of vLLM: small install, ready in seconds
+#   MOCK_MODEL=1         the same, under the name that Tenstorrent's servers have for it
 #   GPU=0|1              vLLM on the CPU or on NVIDIA GPUs (default: what the driver shows)
 #   MODEL=...            Hugging Face id or local directory of another model to serve
 #   QUANTIZATION=...     quantization of MODEL, as vLLM names it
@@ -26,6 +27,10 @@ MINUTES ?= 10
 SEED ?=
 PYTHON ?=
 TRITON_PYTHON ?=
+
+ifeq ($(MOCK_MODEL),1)
+LIGHT := 1
+endif
 
 # The installer runs on any Python 3 and looks for one that fits.
 install := app/cli/up/install.py

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.background_threads import background_threads
-from app.inference.tokenizer_files import newest_version, read_json
+from app.inference.tokenizer_files import newest_version, read_json, repository_with
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ class Adapters:
 class AdapterFiles:
     """The adapters of all models; a file that changes is read again."""
 
-    def __init__(self, repository: Path) -> None:
-        self._repository = repository
+    def __init__(self, *repositories: Path) -> None:
+        self._repositories = repositories
         self._known: dict[str, tuple[object, Adapters]] = {}  # the files' state, and their content
 
     async def read(self, models: Collection[str]) -> dict[str, Adapters]:
@@ -65,7 +65,7 @@ class AdapterFiles:
 
     def _read(self, model: str) -> Adapters:
         try:
-            engine_file = newest_version(self._repository, model)
+            engine_file = newest_version(repository_with(self._repositories, model), model)
             if engine_file is None:
                 return Adapters()
             state = _state_of(engine_file)

@@ -110,8 +110,8 @@ class ModelRegistry:
         self._pool = pool
         self._period = settings.triton_refresh_seconds
         self._default = settings.default_model
-        self._formats = PromptFormats(settings.model_repository)
-        self._adapters = AdapterFiles(settings.model_repository)
+        self._formats = PromptFormats(*settings.model_repositories())
+        self._adapters = AdapterFiles(*settings.model_repositories())
         self._models: dict[str, Model] = {}
         self._stored: dict[str, int | None] = {}
         self._served: set[str] = set()  # queues of indexes

@@ -219,10 +219,10 @@ async def _read(characters: int, work: Callable[[], _Value]) -> _Value:
 
 
 class PromptFormats:
-    """The formats of a model repository, read once each; a model without files is text-only."""
+    """The formats of model repositories, read once each; a model without files is text-only."""
 
-    def __init__(self, repository: Path) -> None:
-        self._repository = repository
+    def __init__(self, *repositories: Path) -> None:
+        self._repositories = repositories
         self._formats: dict[str, PromptFormat | None] = {}
 
     async def get(self, model: str) -> PromptFormat | None:
@@ -233,7 +233,7 @@ class PromptFormats:
 
     def _read(self, model: str) -> PromptFormat | None:
         try:
-            return read_format(self._repository, model)
+            return read_format(files.repository_with(self._repositories, model), model)
         # The tokenizer's errors are plain Exceptions: a half-written file must not end the process.
         except Exception as error:  # noqa: BLE001
             logger.warning(

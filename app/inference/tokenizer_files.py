@@ -1,7 +1,7 @@
 """Tokenizer, special tokens, weights' directory and sampling defaults of a model repository's entry."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,12 @@ def tokenizer_file(repository: Path, model: str) -> Path | None:
     weights = weights_directory(repository, newest.parent, str(read_json(newest).get("model", "")))
     file = weights / "tokenizer.json" if weights else None
     return file if file and file.is_file() else None
+
+
+def repository_with(repositories: Sequence[Path], model: str) -> Path:
+    """The first repository that has a model; the first one of all if none has it."""
+    found = (one for one in repositories if newest_version(one, model) is not None)
+    return next(found, repositories[0])
 
 
 def newest_version(repository: Path, model: str) -> Path | None:

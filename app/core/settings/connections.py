@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from app.core.settings.fields import (
     TRITON_SECRET,
+    Names,
     Optional,
     Section,
     split_address,
@@ -81,6 +82,8 @@ class TritonSettings(Section, title="Triton"):
     where an engine needs longer to read one prompt."""
     model_repository: Path = Path("models")
     """Triton model repository from which tokenizers and chat templates are read."""
+    more_model_repositories: Names = Field([])
+    """Comma-separated further repositories, for models that LLM_MODEL_REPOSITORY lacks."""
     default_model: Optional[Annotated[str, Field(max_length=256)]] = None
     """Model of requests that name none (TGI and `/inference`). Unset: the only ready model."""
 
@@ -99,6 +102,10 @@ class TritonSettings(Section, title="Triton"):
         if not all(one is None or TRITON_SECRET.fullmatch(one) for one in secrets):
             raise ValueError(f"LLM_TRITON_SECRET: each secret must match {TRITON_SECRET.pattern}")
         return self
+
+    def model_repositories(self) -> list[Path]:
+        """All model repositories, in the order in which a model is looked for."""
+        return [self.model_repository, *(Path(one) for one in self.more_model_repositories if one)]
 
     def triton_secrets(self) -> list[str | None]:
         """The secret of each server that `triton_grpc` names."""

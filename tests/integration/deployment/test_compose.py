@@ -22,7 +22,7 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 # A version with at least two numbers ("18.4-bookworm", "26.09-vllm-python-py3"), or a digest.
 PINNED = re.compile(r"^\S+(:\d+\.\d+\S*|@sha256:[0-9a-f]{64})$")
-EVERY_PROFILE = ["--profile", "cpu", "--profile", "gpu", "--profile", "proxy"]
+EVERY_PROFILE = [part for name in ("cpu", "gpu", "mock", "proxy") for part in ("--profile", name)]
 
 
 def environment(name: str) -> dict[str, str]:
@@ -36,9 +36,16 @@ def interpolate(text: str) -> str:
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
+def context_of(service: dict[str, Any]) -> str:
+    """The directory that a service's image is built from."""
+    build = service["build"]
+    context: str = build["context"] if isinstance(build, dict) else build
+    return context
+
+
 def dockerfiles() -> list[Path]:
     """The Dockerfiles that the services are built from."""
-    contexts = {service["build"] for service in SERVICES.values() if "build" in service}
+    contexts = {context_of(service) for service in SERVICES.values() if "build" in service}
     return [ROOT / context / "Dockerfile" for context in contexts]
 
 
@@ -100,7 +107,7 @@ def test_a_service_does_not_run_as_root(name: str) -> None:
     service = SERVICES[name]
     user = str(service.get("user", ""))
     if not user:
-        instructions = (ROOT / service["build"] / "Dockerfile").read_text()
+        instructions = (ROOT / context_of(service) / "Dockerfile").read_text()
         user = re.findall(r"^USER\s+(\S+)", instructions, re.MULTILINE)[-1]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
 
@@ -215,12 +222,12 @@ def test_both_environments_name_the_same_database() -> None:
 def test_triton_is_reached_by_the_name_that_its_services_take() -> None:
     given = environment(".env.api.dev")
     hosts = {given[f"TRITON_{kind}_SERVICE"].split(":")[0] for kind in ("GRPC", "METRICS")}
-    for name in ("triton-cpu", "triton-gpu"):
+    for name in ("triton-cpu", "triton-gpu", "triton-mock"):
         assert set(SERVICES[name]["networks"]["default"]["aliases"]) == hosts
 
 
 def test_triton_and_its_clients_have_one_secret_and_http_is_closed() -> None:
-    names = ("api", "worker", "triton-cpu", "triton-gpu")
+    names = ("api", "worker", "triton-cpu", "triton-gpu", "triton-mock")
     secrets = {interpolate(SERVICES[name]["environment"]["LLM_TRITON_SECRET"]) for name in names}
     assert len(secrets) == 1
     assert "LLM_TRITON_SECRET" not in SERVICES["ui"]["environment"]
@@ -271,7 +278,7 @@ def test_prometheus_reaches_each_process_inside_the_network(
     assert all("default" in networks for networks in shared)
 
 
-@pytest.mark.parametrize("name", ["triton-cpu", "triton-gpu"])
+@pytest.mark.parametrize("name", ["triton-cpu", "triton-gpu", "triton-mock"])
 def test_a_triton_is_checked_by_a_generation_and_supervised(name: str) -> None:
     service = SERVICES[name]
     assert service["healthcheck"]["test"] == ["CMD", "python3", "/opt/llm/health", "check"]

@@ -17,6 +17,7 @@ from app.inference.tokenizer_files import (
     leading_token,
     newest_version,
     read_json,
+    repository_with,
     revision,
     special_ids,
     special_tokens,
@@ -173,3 +174,14 @@ def test_the_leading_token_is_what_the_tokenizer_adds_itself() -> None:
     assert leading_token(make_tokenizer(adds_begin=True), None) == ""
     assert leading_token(make_tokenizer(), "<s>") == ""
     assert leading_token(None, "<s>") == ""
+
+
+def test_the_first_repository_with_the_model_is_read(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    for repository, model in ((second, "m"), (third, "m"), (first, "n")):
+        (repository / model / "1").mkdir(parents=True)
+        (repository / model / "1" / "model.json").write_text("{}")
+    repositories = [first, second, third]
+    assert repository_with(repositories, "m") == second
+    assert repository_with(repositories, "n") == first
+    assert repository_with(repositories, "unknown") == first
