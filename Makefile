@@ -104,7 +104,7 @@ lint: $(dev) ## ruff, mypy --strict, import-linter, a search for secrets, spelli
 	cd client && ../.venv/bin/mypy
 	.venv/bin/lint-imports
 	sh .ci/find_secrets.sh $(venv_python)
-	.venv/bin/codespell app client docs kubernetes bench tools .ci Makefile $(wildcard *.md)
+	.venv/bin/codespell app client package docs kubernetes bench tools .ci Makefile $(wildcard *.md)
 	git ls-files -z | xargs -0 $(venv_python) tools/lint_prose.py
 
 .PHONY: audit

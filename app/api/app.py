@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -68,6 +67,7 @@ from app.api.tgi import router as tgi
 from app.batches.processor import BatchProcessor
 from app.core.errors import ServiceError
 from app.core.fair_share import FairShares
+from app.core.program import ROOT
 from app.core.settings import Settings
 from app.core.tracing import tracing
 
@@ -79,7 +79,7 @@ Save a prompt (a *context*), send it to a model and have a *result* id at once. 
 `pending`, then `completed` or `failed`, even if processes die in between. Errors are RFC 9457
 problems."""
 
-_ERROR_CATALOGUE = Path(__file__).parents[2] / "docs" / "errors.md"
+_ERROR_CATALOGUE = ROOT / "docs" / "errors.md"
 
 # Modules with raw routes, which bypass FastAPI.
 _RAW = (

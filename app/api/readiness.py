@@ -12,6 +12,7 @@ from app.core import schema_version
 from app.core.database import Database, is_transient
 from app.core.errors import DatabaseUnavailableError, SchemaMismatchError, ServiceError
 from app.core.fair_share import shared_lock
+from app.core.program import PROGRAM
 from app.inference.model_registry import ModelRegistry
 from app.queue.depth import QueueDepth
 
@@ -87,11 +88,11 @@ class Readiness:
                 raise
             return _DatabaseState(
                 error=DatabaseUnavailableError(f"The database does not answer: {_name(error)}."),
-                to_do=["Start PostgreSQL, or correct LLM_DATABASE_URL (`python -m app doctor`)."],
+                to_do=[f"Start PostgreSQL, or correct LLM_DATABASE_URL (`{PROGRAM} doctor`)."],
             )
         to_do = [reason] if reason else []  # a newer schema: this process continues
         if not workers["generation"]:
-            to_do.append("Start a worker: `python -m app worker`; results wait meanwhile.")
+            to_do.append(f"Start a worker: `{PROGRAM} worker`; results wait meanwhile.")
         at_work = OK if workers["generation"] else _NO_WORKER
         return _DatabaseState(OK if reason is None else f"newer: {found}", at_work, None, to_do)
 

@@ -18,12 +18,15 @@ from app.auth.token_store import TokenStore
 from app.core.errors import InvalidTokenError, UnauthenticatedError
 from app.core.listener import TOKENS, Listener
 from app.core.polling import PollingLoop
+from app.core.program import PROGRAM
 from app.core.settings import Settings
 
 _CACHE_TTL_SECONDS = 10.0
 _MAX_CACHED = 10_000
 _USE_PERIOD_SECONDS = 10.0
-_REMEDY = "Send `Authorization: Bearer` with an API key or a JWT; `python -m app token --help` makes them."
+_REMEDY = (
+    f"Send `Authorization: Bearer` with an API key or a JWT; `{PROGRAM} token --help` makes them."
+)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _UNKNOWN_KEY = "there is no such API key"
 

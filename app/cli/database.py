@@ -11,6 +11,7 @@ import asyncpg
 from app.cli.arguments import Run
 from app.core.database import Database
 from app.core.errors import DatabaseUnavailableError, ServiceError
+from app.core.program import PROGRAM
 from app.core.settings import Settings
 
 S = TypeVar("S")
@@ -47,7 +48,7 @@ def _run(name: str, work: Callable[[Database, Settings], Awaitable[int | None]])
     except ServiceError as error:
         reason = error.detail
     except asyncpg.UndefinedTableError:
-        reason = "The database has no such tables yet: run `python -m app migrate`."
+        reason = f"The database has no such tables yet: run `{PROGRAM} migrate`."
     except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as error:
         reason = f"PostgreSQL refused LLM_DATABASE_ADMIN_USER and LLM_DATABASE_PASSWORD: {error}"
     except asyncpg.InvalidCatalogNameError as error:

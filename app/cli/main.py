@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from app.cli.arguments import Run, add_command, add_subcommands
 from app.core import logs
+from app.core.program import PROGRAM
 from app.core.settings.observability import LogSettings
 from app.infini_gram.declarations import DeclarationError
 from app.provisioning.profiles import ProfileError
@@ -69,9 +70,16 @@ def main(arguments: list[str] | None = None) -> int:
     return 2
 
 
+class _Parser(argparse.ArgumentParser):
+    """Names the program in the examples of its help as its user calls it."""
+
+    def format_help(self) -> str:
+        return super().format_help().replace("python -m app", PROGRAM)
+
+
 def _parser(given: list[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m app",
+    parser = _Parser(
+        prog=PROGRAM,
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

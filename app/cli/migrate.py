@@ -1,8 +1,8 @@
 """`python -m app migrate`: Alembic's migrations in db/."""
 
 import argparse
-from pathlib import Path
 
+from app.core.program import ROOT
 from app.core.settings import Settings
 
 
@@ -15,7 +15,7 @@ def _run(_options: argparse.Namespace) -> int:
     from alembic.config import Config  # here: it logs, when it is imported
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).resolve().parents[2] / "db"))
+    config.set_main_option("script_location", str(ROOT / "db"))
     config.attributes["settings"] = Settings()
     command.upgrade(config, "head")
     return 0

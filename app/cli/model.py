@@ -11,8 +11,10 @@ from pathlib import Path
 
 from app.cli.arguments import Run, add_command, add_subcommands
 from app.cli.up import served_models
+from app.cli.up.environment import data_directory
 from app.cli.up.processes import StartError
 from app.cli.up.progress import Progress
+from app.core.program import IS_PACKAGE, ROOT, argument
 from app.inference.model_repository import (
     ModelRepositoryError,
     ModelSource,
@@ -23,25 +25,26 @@ from app.inference.model_repository import (
 )
 
 _INTERRUPTED = 130  # a shell's exit status of SIGINT
-_ROOT = Path(__file__).resolve().parents[2]
-_MISSING = "give a Hugging Face id or a directory, such as MODEL=Qwen/Qwen2.5-0.5B-Instruct."
+# docker-compose serves that of the checkout.
+_MODELS = Path("models") if IS_PACKAGE else ROOT / "models"
+_MISSING = f"give a Hugging Face id or a directory, such as {argument('MODEL', 'Qwen/Qwen2.5-0.5B-Instruct')}."
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    actions = add_subcommands(parser)
+    actions, data = add_subcommands(parser), data_directory()
     download = add_command(actions, "download", "Only download a model.", _download)
     text = "Write a model's entry for docker-compose, after its download."
     write = add_command(actions, "write", text, _write)
     for action in (download, write):
         action.add_argument("model", help="Hugging Face id (with @revision) or local directory")
         action.add_argument(
-            "--data", type=Path, default=Path(".data"), help="directory of downloads (.data)"
+            "--data", type=Path, default=data, help=f"directory of downloads ({data})"
         )
     add = write.add_argument
     add("--name", help="the entry's name (the last part of the model's)")
     add("--quantization", help="quantization method, as vLLM names it")
     add("--max-model-len", type=int, help="longest prompt plus output, tokens")
-    add("--models", type=Path, default=_ROOT / "models", help="the model repository (models)")
+    add("--models", type=Path, default=_MODELS, help="the model repository (models)")
 
 
 def _command(work: Callable[[argparse.Namespace, Progress], Awaitable[None]]) -> Run:
@@ -70,7 +73,7 @@ async def _download(options: argparse.Namespace, progress: Progress) -> None:
     source = _source(options.model)
     if source.directory is not None:
         raise ModelRepositoryError(
-            f"MODEL={options.model} is a local directory: there is nothing to download."
+            f"{argument('MODEL', options.model)} is a local directory: there is nothing to download."
         )
     progress.line(f"  in {await served_models.obtain(source, options.data.absolute(), progress)}")
 
@@ -79,16 +82,18 @@ async def _download(options: argparse.Namespace, progress: Progress) -> None:
 async def _write(options: argparse.Namespace, progress: Progress) -> None:
     check_quantization(options.quantization, on_cpu=False)
     if options.max_model_len is not None and options.max_model_len < 1:
-        raise ModelRepositoryError(f"MAX_MODEL_LEN={options.max_model_len} must be at least 1.")
+        raise ModelRepositoryError(
+            f"{argument('MAX_MODEL_LEN', options.max_model_len)} must be at least 1."
+        )
     source, name, repository = _source(options.model), options.name, options.models
     if name is not None and entry_name(name) != name:
         raise ModelRepositoryError(
-            f"NAME={name} must be letters, digits and ._- only, and begin with one of the former."
+            f"{argument('NAME', name)} must be letters, digits and ._- only, and begin with one of the former."
         )
     entry = repository / (name or source.name)
     if entry.exists() and not (entry / "1" / "weights").exists():
         raise ModelRepositoryError(
-            f"{entry} was not written by this command: choose another name with NAME=."
+            f"{entry} was not written by this command: choose another name with {argument('NAME')}."
         )
     weights = await served_models.obtain(source, options.data.absolute(), progress)
     await asyncio.to_thread(

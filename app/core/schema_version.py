@@ -2,14 +2,14 @@
 
 import asyncio
 import re
-from pathlib import Path
 
 import asyncpg
 
 from app.core.database import Connection, Database, is_transient
 from app.core.errors import SchemaMismatchError
+from app.core.program import PROGRAM, ROOT
 
-_VERSIONS = Path(__file__).resolve().parents[2] / "db" / "versions"
+_VERSIONS = ROOT / "db" / "versions"
 _FILE = re.compile(r"(\d{4})_\w+\.py")
 _RETRY_SECONDS = 1.0
 
@@ -34,11 +34,11 @@ def fault(found: str | None) -> str | None:
     if found == known:
         return None
     if found is None:
-        return "The database has no schema: run `python -m app migrate`."
+        return f"The database has no schema: run `{PROGRAM} migrate`."
     if found < known:
         return (
             f"The database's schema is at {found}, this version needs {known}: run "
-            "`python -m app migrate`."
+            f"`{PROGRAM} migrate`."
         )
     return (
         f"The database's schema is at {found}, this version knows {known}: start the version of the "

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from app.core.program import argument
 from app.inference.pooling import is_pooling
 
 CONFIG = """backend: "vllm"
@@ -67,7 +68,7 @@ def parse_source(text: str) -> ModelSource:
         return ModelSource(entry_name(directory.resolve().name), directory.resolve())
     if not _HUGGING_FACE_ID.fullmatch(text) or directory.is_absolute():
         raise ModelRepositoryError(
-            f"MODEL={text} is neither a directory nor a Hugging Face id such as Qwen/Qwen2.5-0.5B."
+            f"{argument('MODEL', text)} is neither a directory nor a Hugging Face id such as Qwen/Qwen2.5-0.5B."
         )
     repository_id, _, revision = text.partition("@")
     return ModelSource(
@@ -97,7 +98,7 @@ def read_config(weights: Path) -> dict[str, Any]:
     if isinstance(quantized, dict) and quantized.get("quant_method") == "bitsandbytes":
         raise ModelRepositoryError(
             f"{weights} is quantized with bitsandbytes, which vLLM no longer reads: choose the "
-            "unquantized model, and fp8_per_channel or another method with QUANTIZATION=."
+            f"unquantized model, and fp8_per_channel or another method with {argument('QUANTIZATION')}."
         )
     if not any(weights.glob("*.safetensors")):
         raise ModelRepositoryError(
@@ -115,7 +116,7 @@ def check_quantization(name: str | None, *, on_cpu: bool) -> None:
         return
     place = "on a CPU" if on_cpu else "here"
     raise ModelRepositoryError(
-        f"QUANTIZATION={name} is not a method of vLLM {place}: choose one of {', '.join(known)}."
+        f"{argument('QUANTIZATION', name)} is not a method of vLLM {place}: choose one of {', '.join(known)}."
     )
 
 

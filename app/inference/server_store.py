@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from app.core.database import Database
 from app.core.errors import ConflictError, FieldError, InvalidRequestError, NotFoundError
 from app.core.listener import SERVERS
+from app.core.program import PROGRAM
 from app.core.settings.fields import TRITON_SECRET
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -152,6 +153,6 @@ def is_address(text: str) -> bool:
 
 def server_not_found(name: str) -> NotFoundError:
     return NotFoundError(
-        f"There is no registered server {name[:64]!r}. GET /servers and `python -m app server list` "
+        f"There is no registered server {name[:64]!r}. GET /servers and `{PROGRAM} server list` "
         "list the servers."
     )

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from app.core.program import PROGRAM
 from app.infini_gram.declarations import BYTES, Declaration, TokenDtype
 
 MANIFEST = "manifest.json"
@@ -126,8 +127,8 @@ def read(directory: Path) -> Manifest:
         return Manifest.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         raise ManifestError(
-            f"{file} is missing: build the index with `python -m app index build`, or take one that "
-            "is there with `python -m app index adopt`"
+            f"{file} is missing: build the index with `{PROGRAM} index build`, or take one that "
+            f"is there with `{PROGRAM} index adopt`"
         ) from None
     except OSError as error:
         raise ManifestError(f"{file} cannot be read: {error.strerror}") from error

@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-_ROOT = Path(__file__).resolve().parents[2]
+from app.core.program import ROOT
+
 _OURS = re.compile(r"LLM_|JWT_|PG|DATABASE")
 _OPEN_SECONDS = 600.0  # for an index whose files are not cached
 
@@ -59,7 +60,7 @@ class EngineProcess:
             stdout=asyncio.subprocess.PIPE,
             # No variables of the service: a process that hostile input crashes must have no password.
             env={key: value for key, value in os.environ.items() if not _OURS.match(key)},
-            cwd=_ROOT,
+            cwd=ROOT,
             start_new_session=True,  # as `engine_main._lower_priority` needs
         )  # fmt: skip
         engine = cls(process)

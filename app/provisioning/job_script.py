@@ -18,12 +18,13 @@ import io
 import shlex
 import tarfile
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 from uuid import UUID
 
 import orjson
 
+from app.core.program import ROOT
 from app.inference.model_repository import CONFIG
 from app.inference.triton_access import restriction
 from app.provisioning.profiles import Profile
@@ -34,7 +35,7 @@ LAUNCH_VARIABLE = "LAUNCH_ID"  # in the environment of every process of a launch
 _FIRST_PORT, _PORTS = 20_000, 12_000
 _HTTP = '--http-address=127.0.0.1 --http-port="$http"'  # the supervisor adds the restrictions
 _VALUE = '"$LLM_TRITON_SECRET"'
-_HEALTH = Path(__file__).parents[2] / "triton" / "health"
+_HEALTH = ROOT / "triton" / "health"
 
 _SCRIPT = r"""umask 077
 directory={directory}

@@ -15,6 +15,7 @@ from app.core.database import Database
 from app.core.errors import BudgetExhaustedError
 from app.core.listener import LIMITS, Listener
 from app.core.polling import PollingLoop
+from app.core.program import PROGRAM
 from app.queue.enqueue import NewResult
 
 WHOLE_TEAM = ""  # the token of a budget for all tokens of a team
@@ -87,7 +88,7 @@ class BudgetGuard:
         return BudgetExhaustedError(
             f"{whose} has used {_text(used)} {unit} of its monthly budget of {_text(allowed)}. The "
             f"month ends at {ends:%Y-%m-%dT%H:%M:%SZ}; until then, an operator may raise the budget: "
-            f"`python -m app {command} {option} N`.",
+            f"`{PROGRAM} {command} {option} N`.",
             headers={"Retry-After": str(wait)},
             extra={
                 "limit": "tokens" if is_tokens else "cost",

@@ -7,6 +7,7 @@ from typing import Literal
 
 from app.core.database import Database
 from app.core.errors import FieldError, SearchOffError
+from app.core.program import PROGRAM
 from app.core.settings import Settings
 
 Search = Literal["words", "off"]
@@ -44,7 +45,7 @@ class SearchPolicy:
         remedy = (
             "the setting LLM_SEARCH is `off`"
             if row is None
-            else "`python -m app team search` turned it off for this team"
+            else f"`{PROGRAM} team search` turned it off for this team"
         )
         message = f"the search by words is off: {remedy}"
         raise SearchOffError(

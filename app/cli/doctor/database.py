@@ -16,6 +16,7 @@ from app.core import pooler, schema_version
 from app.core.addresses import is_loopback
 from app.core.database import Database
 from app.core.primary import NoPrimaryError
+from app.core.program import PROGRAM
 from app.core.queue_names import INDEX_QUEUES
 from app.core.settings import Settings
 
@@ -244,7 +245,7 @@ async def _check_tables(connection: asyncpg.Connection) -> AsyncIterator[Finding
         hosts = ", ".join(sorted(set(hosts_of_workers)))
         yield ok("workers", f"{len(hosts_of_workers)} renew their lease, on {hosts}")
     else:
-        to_do = "Start one: `python -m app worker`. Results wait meanwhile."
+        to_do = f"Start one: `{PROGRAM} worker`. Results wait meanwhile."
         yield warn("workers", "none renews its lease", to_do)
     backlog = await connection.fetchval(
         f"SELECT count(*) FROM (SELECT FROM undigested_results LIMIT {_BACKLOG + 1}) u"

@@ -14,12 +14,12 @@ from pathlib import Path
 from app.cli.up import processes
 from app.cli.up.processes import StartError
 from app.cli.up.progress import Progress
+from app.core.program import ROOT
 from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.infini_gram.manifest import ManifestError, verify
 
 NAME = "demo"
-_REPOSITORY = Path(__file__).parents[3]
-_MODEL = _REPOSITORY / "models" / "demo"
+_MODEL = ROOT / "models" / "demo"
 _TOKENIZER = _MODEL / "1" / "tokenizer.json"
 _DESCRIPTION = "The demo model's training text: Python's standard library."
 
@@ -68,7 +68,7 @@ async def _run(
 ) -> None:
     log_start = processes.begin_log(log_file)
     process = processes.spawn(
-        [sys.executable, *arguments], log_file=log_file, env=os.environ, cwd=_REPOSITORY
+        [sys.executable, *arguments], log_file=log_file, env=os.environ, cwd=ROOT
     )
     status = await processes.run_to_end(
         process, lambda: report(processes.last_lines(log_file, log_start, 1))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from app.cli.up import processes
 from app.cli.up.processes import StartError
+from app.core.program import argument
 from app.inference.model_repository import MODEL_FILES, ModelSource
 
 _COMPLETE = ".complete"
@@ -39,7 +40,7 @@ async def fetch(
         reason = next((line for line in lines if "Error" in line), "no reason given")
         raise StartError(
             f"{source.repository_id} cannot be downloaded: {reason.strip().rstrip('.')[:300]}. "
-            "A second run goes on where this one ended; without a network, give MODEL=<directory> "
+            f"A second run goes on where this one ended; without a network, give {argument('MODEL', '<directory>')} "
             f"(log: {log_file})."
         )
     marker.write_text(source.revision)

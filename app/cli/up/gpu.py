@@ -28,7 +28,7 @@ PROBE_SECONDS = 20.0
 _MAJOR, _MINOR = 75, 76
 _NO_DEVICE = 100
 _NAME_BYTES = 256
-_OPTIONAL = "set GPU=0 to run on the CPU."
+_OPTIONAL = "set GPU=0 (`up --no-gpu`) to run on the CPU."
 
 
 class GpuError(Exception):

@@ -177,7 +177,11 @@ def find_python(target: Target, wanted: str) -> str:
             f"{without_library} has no libpython3.11.so.1.0, which Triton needs: "
             f"`apt-get install libpython3.11`, or name another Python with {variable}=PROGRAM."
         )
-    remedy = ".venv/bin/uv python install 3.11" if target.is_triton else "apt-get install python3"
+    remedy = (
+        f"{Path(sys.executable).with_name('uv')} python install 3.11"
+        if target.is_triton
+        else "apt-get install python3"
+    )
     raise InstallError(
         f"{wanted + ' is not' if wanted else 'there is no'} Python {names}: `{remedy}`, "
         f"or name one with {variable}=PROGRAM."
@@ -234,7 +238,7 @@ def check_space(directory: Path, needed_mib: int) -> None:
     if free_mib < needed_mib:
         raise InstallError(
             f"{free_mib} MiB free in {directory}, {needed_mib} MiB needed: make room there, "
-            "or use LIGHT=1, which needs no vLLM."
+            "or use LIGHT=1 (`up --light`), which needs no vLLM."
         )
 
 

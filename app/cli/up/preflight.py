@@ -12,6 +12,7 @@ from app.cli.up import gpu
 from app.cli.up.gpu import Gpu, GpuError
 from app.cli.up.processes import StartError, free_port, is_port_free
 from app.core.memory import available_memory
+from app.core.program import IS_PACKAGE, argument
 
 MIB = 2**20
 # Measured with `make run` (see README): PostgreSQL, API, worker and tritonserver; then the engine.
@@ -37,12 +38,12 @@ def lock(data: Path) -> Iterator[None]:
         owner = data.stat().st_uid
         if owner != os.geteuid():
             raise StartError(
-                f"The data directory {data} belongs to user {owner}: choose another with DATA=."
+                f"The data directory {data} belongs to user {owner}: choose another with {argument('DATA')}."
             )
         lock_file = (data / "lock").open("a+")
     except OSError as error:
         raise StartError(
-            f"{error.filename}: {error.strerror}. Choose another with DATA=."
+            f"{error.filename}: {error.strerror}. Choose another with {argument('DATA')}."
         ) from error
     with lock_file:
         try:
@@ -51,7 +52,7 @@ def lock(data: Path) -> Iterator[None]:
             lock_file.seek(0)
             raise StartError(
                 f"The data directory {data} is in use by a run with process id "
-                f"{lock_file.read() or '?'}: stop that one, or choose another with DATA=."
+                f"{lock_file.read() or '?'}: stop that one, or choose another with {argument('DATA')}."
             ) from None
         lock_file.truncate(0)
         lock_file.write(str(os.getpid()))
@@ -61,18 +62,25 @@ def lock(data: Path) -> Iterator[None]:
 
 def check(*, port: int, data: Path, venv: Path, light: bool) -> None:
     if not (venv / "bin" / "python").exists():
-        raise StartError(f"{venv} is missing or unfinished: `make run` installs it.")
+        raise StartError(
+            f"{venv} is missing or unfinished: "
+            + (
+                "`up` installs one if --triton-venv is left out."
+                if IS_PACKAGE
+                else "`make run` installs it."
+            )
+        )
     if not is_port_free(port):
-        raise StartError(f"Port {port} is taken: choose another with PORT={port + 1}.")
+        raise StartError(f"Port {port} is taken: choose another with {argument('PORT', port + 1)}.")
     needed = LIGHT_MEMORY if light else ENGINE_MEMORY
     available = available_memory()
     if available < needed:
-        remedy = "close something" if light else "close something, or use LIGHT=1"
+        remedy = "close something" if light else f"close something, or use {argument('LIGHT', 1)}"
         raise StartError(
             f"Too little memory: {available // MIB} MiB available, {needed // MIB} MiB needed: "
             f"{remedy}."
         )
-    _check_space(data, DISK, "choose another disk with DATA=")
+    _check_space(data, DISK, f"choose another disk with {argument('DATA')}")
     _check_space(Path("/dev/shm"), SHARED_MEMORY, "in a container, give it --shm-size=256m")  # noqa: S108
 
 
@@ -84,7 +92,9 @@ def choose_ui_port(port: int, asked: int | None) -> int:
     if asked is None:
         return port + 1 if port < 65535 and is_port_free(port + 1) else free_port()
     if not is_port_free(asked):
-        raise StartError(f"Port {asked} is taken: choose another with UI_PORT={asked + 1}.")
+        raise StartError(
+            f"Port {asked} is taken: choose another with {argument('UI_PORT', asked + 1)}."
+        )
     return asked
 
 
@@ -108,7 +118,8 @@ def find_gpus(venv: Path) -> list[Gpu]:
         raise StartError(str(error)) from error
     if not any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang"))):
         raise StartError(
-            "There is no C compiler, which vLLM needs on a GPU: `apt-get install gcc`, or set GPU=0."
+            "There is no C compiler, which vLLM needs on a GPU: `apt-get install gcc`, or use "
+            f"{argument('GPU', 0)}."
         )
     code = "import sysconfig; print(sysconfig.get_paths(scheme='posix_prefix')['include'])"
     printed = subprocess.run(  # noqa: S603 - the environment's own Python
@@ -122,7 +133,7 @@ def find_gpus(venv: Path) -> list[Gpu]:
     if not header.exists():
         raise StartError(
             f"There is no {header}, which vLLM needs on a GPU: `apt-get install "
-            f"{header.parent.name}-dev`, or set GPU=0."
+            f"{header.parent.name}-dev`, or use {argument('GPU', 0)}."
         )
     return gpus
 
@@ -135,8 +146,8 @@ def check_weights(weights: Path, gpus: Sequence[Gpu] = (), quantization: str | N
         if size > room and not (quantization or "").startswith(_ON_LOAD):
             raise StartError(
                 f"{weights.name} does not fit {gpus[0].name}: {size // MIB} MiB of weights, "
-                f"{room // MIB} MiB for vLLM: choose a smaller model with MODEL=, or compress it "
-                "with QUANTIZATION=fp8."
+                f"{room // MIB} MiB for vLLM: choose a smaller model with {argument('MODEL')}, or compress it "
+                f"with {argument('QUANTIZATION', 'fp8')}."
             )
         return
     needed = ENGINE_MEMORY + size
@@ -144,5 +155,5 @@ def check_weights(weights: Path, gpus: Sequence[Gpu] = (), quantization: str | N
     if available < needed:
         raise StartError(
             f"Too little memory for {weights.name}: {available // MIB} MiB available, "
-            f"{needed // MIB} MiB needed: choose a smaller model with MODEL=."
+            f"{needed // MIB} MiB needed: choose a smaller model with {argument('MODEL')}."
         )

@@ -11,6 +11,7 @@ from app.cli.up.fetch import fetch
 from app.cli.up.gpu import Gpu
 from app.cli.up.processes import StartError
 from app.cli.up.progress import Progress
+from app.core.program import ROOT, argument
 from app.inference.model_repository import (
     ModelRepositoryError,
     ModelSource,
@@ -19,8 +20,7 @@ from app.inference.model_repository import (
     write_entry,
 )
 
-_REPOSITORY = Path(__file__).parents[3]
-_DEMO = _REPOSITORY / "models" / "demo"
+_DEMO = ROOT / "models" / "demo"
 # The engine arguments of the demo model that suit a CPU only.
 _CPU_ONLY = ("model", "dtype", "enforce_eager")
 
@@ -39,10 +39,12 @@ async def prepare(
 ) -> Mapping[str, Path]:
     if options.source is None:
         if light:
-            return {"scripted": _REPOSITORY / "triton" / "models" / "scripted"}
+            return {"scripted": ROOT / "triton" / "models" / "scripted"}
         return {"demo": _demo_for_gpu(data) if gpus else _DEMO}
     if light:
-        raise StartError("MODEL needs vLLM, and LIGHT=1 leaves it out: give one of them.")
+        raise StartError(
+            f"{argument('MODEL')} needs vLLM, and {argument('LIGHT', 1)} leaves it out: give one of them."
+        )
     try:
         check_quantization(options.quantization, on_cpu=not gpus)
         source = parse_source(options.source)

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 from app.cli.up import processes
 from app.cli.up.processes import StartError
+from app.core.program import ROOT
 
 START_SECONDS = 60.0
 MIGRATE_SECONDS = 600.0
-_REPOSITORY = Path(__file__).parents[3]
 
 
 class ServicePart(processes.ChildPart):
@@ -100,5 +100,5 @@ def run(command: str, environment: Mapping[str, str], log_file: Path) -> subproc
         log_file=log_file,
         env=environment,
         death_signal=signal.SIGKILL,
-        cwd=_REPOSITORY,
+        cwd=ROOT,
     )

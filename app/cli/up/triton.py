@@ -21,6 +21,7 @@ from app.cli.up import processes
 from app.cli.up.activity import Activity
 from app.cli.up.processes import StartError
 from app.core.errors import NotFoundError, TritonError, TritonUnavailableError
+from app.core.program import ROOT
 from app.inference.triton_access import new_secret, restriction
 from app.inference.triton_client import TritonClient
 from app.inference.triton_errors import GenerationError, RefusedError
@@ -48,7 +49,7 @@ LOAD_STALL_SECONDS = 60.0
 ACTIVITY_INTERVAL_SECONDS = 2.0
 MAX_STARTS = 3  # of the server, while its loads hang or crash
 STUB = "triton_python_backend_stub"  # runs one instance of a model
-_TRITON = Path(__file__).parents[3] / "triton"
+_TRITON = ROOT / "triton"
 
 
 class LoadLostError(Exception):
@@ -255,7 +256,7 @@ class EmbeddedTriton(processes.ChildPart):
 
     def _note(self, text: str) -> None:
         with self.log_file.open("a") as log:
-            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} make run: {text}\n")
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} up: {text}\n")
 
     async def _start_server(self, report: Callable[[str], None]) -> None:
         report("starting the server")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from app.cli.up.served_models import ModelOptions
 from app.cli.up.service import ServicePart, migrate
 from app.cli.up.supervisor import Supervisor
 from app.cli.up.triton import EmbeddedTriton
+from app.core.program import IS_PACKAGE, PROGRAM, ROOT
 from app.infini_gram.declarations import DeclarationError, read_declarations
 from app.provisioning.patterns import is_plain_path
 
@@ -28,9 +30,8 @@ HOST = "127.0.0.1"
 # Running results may finish this long after Ctrl-C; then they are handed back to the queue.
 GRACE_SECONDS = 10.0
 SETTINGS_FILE = "settings.env"  # in the data directory
-_REPOSITORY = Path(__file__).parents[3]
-CPU_VENV = _REPOSITORY / ".venv-triton"
-GPU_VENV = _REPOSITORY / ".venv-triton-gpu"
+CPU_VENV = ROOT / ".venv-triton"
+GPU_VENV = ROOT / ".venv-triton-gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class UpOptions:
     """Options of `up`. `gpu`: vLLM runs on NVIDIA GPUs.
 
     The web page's port is `ui_port`; None: the next one, or a free one if that is taken.
+    `venv` is Triton's environment; None: that of the checkout.
     """
 
     port: int
@@ -46,10 +48,11 @@ class UpOptions:
     gpu: bool = False
     ui_port: int | None = None
     model: ModelOptions = field(default_factory=ModelOptions)
+    venv: Path | None = None
 
     @property
     def triton_venv(self) -> Path:
-        return GPU_VENV if self.gpu else CPU_VENV
+        return self.venv or (GPU_VENV if self.gpu else CPU_VENV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +180,17 @@ async def _prepare_indexes(options: UpOptions, progress: Progress) -> Mapping[st
 def local_profile(options: UpOptions) -> dict[str, str]:
     """A profile that launches servers on this machine, unless LLM_PROFILES_FILE names others."""
     data = options.data.absolute()
-    roots = [_REPOSITORY / "models", _REPOSITORY / "triton" / "models", data / "weights"]
+    roots = [ROOT / "models", ROOT / "triton" / "models", data / "weights"]
     paths = [data, options.triton_venv.absolute(), *roots]
     if "LLM_PROFILES_FILE" in os.environ or not all(is_plain_path(str(path)) for path in paths):
         return {}
     file = data / "profiles.toml"
     file.write_text(
-        "# Written by `make run`; to launch elsewhere, set LLM_PROFILES_FILE (docs/launches.md).\n"
+        "# Written at each start; to launch elsewhere, set LLM_PROFILES_FILE (docs/launches.md).\n"
         "[profiles.local]\n"
         'provider = "local"\nruntime = "embedded"\ntriton_entries = true\n'
         f'home = "{data}"\ncache = "{data / "weights"}"\n'
-        f'venv = "{options.triton_venv.absolute()}"\ntriton = "{_REPOSITORY / "triton"}"\n'
+        f'venv = "{options.triton_venv.absolute()}"\ntriton = "{ROOT / "triton"}"\n'
         f"model_roots = {json.dumps([str(root) for root in roots])}\n"
         + ('[[profiles.local.tiers]]\nname = "default"\ngpus = 1\n' if options.gpu else "")
     )
@@ -261,13 +264,20 @@ def _ready_text(
         f"  Docs   {url}/docs",
         f"  Metrics  {url}/metrics   worker: http://{HOST}:{ports.metrics}/metrics",
         f"  Data   {options.data}   Logs  {options.data / 'logs'}",
-        f"  CLI    . {shlex.quote(str(options.data / SETTINGS_FILE))} && .venv/bin/python -m app --help",
+        f"  CLI    . {shlex.quote(str(options.data / SETTINGS_FILE))} && {_program()} --help",
         f"  Try    {_curl(f'{url}/results/', body, '-H', 'Prefer: wait=30')}",
     ]
     if indexes:
         count = _curl(f"{url}/{indexes[0]}/count", '{"query": "the"}')
         lines += [f"  Index  {', '.join(indexes)}", f"  Try    {count}"]
     return "\n".join([*lines, "Ctrl-C stops everything; the data stays.\n"])
+
+
+def _program() -> str:
+    """The program's name, as a shell finds it."""
+    if not IS_PACKAGE:
+        return f".venv/bin/{PROGRAM}"
+    return PROGRAM if shutil.which(PROGRAM) else str(Path(sys.executable).with_name(PROGRAM))
 
 
 def _curl(url: str, body: str, *more: str) -> str:

@@ -280,7 +280,7 @@ async def test_a_load_that_is_lost_is_begun_again(
             rf"loading loader \(\d+ s.*\) \(start 2 of 3: {reason}", "\n".join(reported_at)
         )
         assert not any("start 3 of 3" in text for text in reported_at)
-        assert f"make run: {reason}" in (tmp_path / "log").read_text()
+        assert f"up: {reason}" in (tmp_path / "log").read_text()
         if "hung" in reason:
             assert any(
                 re.search(r"\(\d+ s, [123] s without progress\)$", text) for text in reported_at

@@ -1,0 +1,1 @@
+"""The installed service: its launcher, and `root`, the files of the repository that it reads."""
