@@ -27,6 +27,7 @@ class ResultFilter:
     retryable: bool | None = None
     created_after: datetime | None = None
     created_before: datetime | None = None
+    ids: Sequence[UUID] | None = None  # few: they are looked up one by one
     words: str | None = None  # in the syntax of websearch_to_tsquery; only `ResultSearch` uses them
 
 
@@ -85,6 +86,8 @@ def walks_of(team_id: str, narrowed: ResultFilter, after: UUID | None) -> Sequen
     low = lowest_id(narrowed.created_after) if narrowed.created_after else LOWEST_ID
     high = lowest_id(narrowed.created_before) if narrowed.created_before else HIGHEST_ID
     high = min(high, after or HIGHEST_ID)
+    if narrowed.ids is not None:
+        return [_lookup(narrowed.ids, filters, state, low, high)]
     return [_walk(order, filters, state, low, high) for order in _orders(filters, state)]
 
 
@@ -119,6 +122,19 @@ def _orders(filters: Mapping[str, object], state: State | None) -> Sequence[_Ord
     if state == "pending":
         orders.append(_PENDING)
     return orders or [_NEWEST]
+
+
+def _lookup(
+    ids: Sequence[UUID], filters: Mapping[str, object], state: State | None, low: UUID, high: UUID
+) -> Walk:
+    """The results of some ids, by the primary key; each condition is tested."""
+    tests = [f"{name} = ${place}" for place, name in enumerate(filters, 4)]
+    if state is not None:
+        tests.append(f"state = '{state}'")
+    return Walk(
+        "id = ANY($1::uuid[]) AND id >= $2 AND id < $3", " AND ".join(tests), "id DESC",
+        [list(ids), low, high, *filters.values()], 3, low, high,
+    )  # fmt: skip
 
 
 def _walk(

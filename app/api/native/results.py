@@ -23,6 +23,8 @@ router = APIRouter(tags=["results"])
 raw = APIRouter(tags=["results"])
 
 _CANCEL_WAIT_SECONDS = 2.0
+_MAX_IDS = 100  # of a list's filter
+_ID_CHARACTERS = 38  # with a comma and a space
 
 _WAIT_QUERY = {
     "wait": {
@@ -77,6 +79,14 @@ async def _narrowed(
     retryable: bool | None = None,
     created_after: datetime | None = None,
     created_before: datetime | None = None,
+    ids: Annotated[
+        str | None,
+        Query(
+            max_length=_MAX_IDS * _ID_CHARACTERS,
+            description=f"Ids of results, separated by commas; at most {_MAX_IDS}. Those of other "
+            "teams and unknown ones are not on the page.",
+        ),
+    ] = None,
     q: Annotated[
         str | None,
         Query(
@@ -88,8 +98,21 @@ async def _narrowed(
     ] = None,
 ) -> ResultFilter:
     return ResultFilter(
-        state, model_name, context_id, error_code, retryable, created_after, created_before, q
-    )
+        state=state, model_name=model_name, context_id=context_id, error_code=error_code,
+        retryable=retryable, created_after=created_after, created_before=created_before,
+        ids=None if ids is None else _to_ids(ids), words=q,
+    )  # fmt: skip
+
+
+def _to_ids(text: str) -> list[UUID]:
+    parts = text.split(",")
+    if len(parts) > _MAX_IDS:
+        raise invalid_field("query.ids", f"has more than {_MAX_IDS} ids")
+    try:
+        return [UUID(part.strip()) for part in parts]
+    except ValueError:
+        message = "must be ids of results, separated by commas"
+        raise invalid_field("query.ids", message) from None
 
 
 # The filters that lists and exports have in common.

@@ -1,5 +1,6 @@
 """Past results: lists, search, exports."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
@@ -18,11 +19,13 @@ def _filters(
     created_after: datetime | str | None,
     created_before: datetime | str | None,
     q: str | None,
+    ids: Sequence[str] | None = None,
 ) -> dict[str, QueryValue]:
     return {
         "state": state, "model_name": model, "context_id": context_id, "error_code": error_code,
         "retryable": retryable, "created_after": _time(created_after),
         "created_before": _time(created_before), "q": q,
+        "ids": None if ids is None else ",".join(ids),
     }  # fmt: skip
 
 
@@ -40,6 +43,7 @@ def list_results(
     retryable: bool | None = None,
     created_after: datetime | str | None = None,
     created_before: datetime | str | None = None,
+    ids: Sequence[str] | None = None,
     full: bool = False,
     prompts: bool = False,
 ) -> Feed[Result]:
@@ -54,12 +58,13 @@ def list_results(
         retryable: whether another try may succeed.
         created_after: a time, as a datetime or in ISO 8601; `created_before` likewise.
         created_before: see `created_after`.
+        ids: at most 100 ids of results; unknown ones are left out.
         full: with the whole texts; otherwise their first 1,000 characters, and `truncated` is true
             for the longer ones.
         prompts: with the beginning of each prompt (`prompt_start`).
     """
     query = _filters(
-        state, model, context_id, error_code, retryable, created_after, created_before, None
+        state, model, context_id, error_code, retryable, created_after, created_before, None, ids
     )
     shown = {"full": full or None, "prompts": prompts or None}
     yield from pages("/results/", Result, {**query, **shown}, limit)
@@ -104,6 +109,7 @@ def export(
     created_after: datetime | str | None = None,
     created_before: datetime | str | None = None,
     q: str | None = None,
+    ids: Sequence[str] | None = None,
 ) -> Feed[Result]:
     """Iterate over results with whole texts and prompts (`content` or `messages`), newest first.
 
@@ -113,7 +119,7 @@ def export(
         ConnectionFailedError: no result arrived within the client's patience.
     """
     query = _filters(
-        state, model, context_id, error_code, retryable, created_after, created_before, q
+        state, model, context_id, error_code, retryable, created_after, created_before, q, ids
     )
     after: str | None = None
     left = limit

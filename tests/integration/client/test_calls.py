@@ -144,6 +144,9 @@ async def test_history(one: Service) -> None:
         assert [one.id for one in client.list(context_id=context.id)] == newest
         assert [one.id for one in client.list(limit=2)] == newest[:2]
         assert list(client.list(state="failed")) == []
+        two = [newest[3], newest[1]]
+        assert [one.id for one in client.list(ids=two)] == two[::-1]
+        assert [one.id for one in client.export(ids=two)] == two[::-1]
         exported = list(client.export(model="scripted"))
         assert [one.id for one in exported] == newest
         assert {one.content for one in exported} == {"{{chunks=2}} unmistakable"}

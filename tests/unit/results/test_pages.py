@@ -81,6 +81,19 @@ def test_each_index_that_serves_a_filter_is_a_walk(
         assert len(walk.arguments) == len({one.strip("(") for one in placeholders})
 
 
+def test_ids_are_looked_up_and_every_filter_tested() -> None:
+    ids = [new_id(), new_id()]
+    narrowed = ResultFilter(ids=ids, model_name="m", context_id=CONTEXT, state="completed")
+    (walk,) = walks_of("red", narrowed, None)
+    assert walk.bounds == "id = ANY($1::uuid[]) AND id >= $2 AND id < $3"
+    assert walk.tests == (
+        "team_id = $4 AND model_name = $5 AND context_id = $6 AND state = 'completed'"
+    )
+    assert walk.arguments == [ids, walk.low, walk.high, "red", "m", CONTEXT]
+    assert walk.below(ids[1]).arguments[2] == ids[1]
+    assert not walks_of("red", ResultFilter(ids=ids, state="pending", retryable=True), None)
+
+
 def test_only_failed_results_have_an_error() -> None:
     for state in ("completed", "pending"):
         for members in ({"error_code": "x"}, {"retryable": False}):
