@@ -43,6 +43,21 @@ NOT_ON_CPU = ("fp8", "fp8_per_tensor", "humming", "mxfp4", "mxfp8")
 # A context longer than this costs more key-value cache than a demonstration needs.
 DEFAULT_MAX_MODEL_LEN = 4096
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# Most of their files set `is_encoder_decoder` as well.
+_ENCODER_DECODERS = frozenset(
+    {
+        "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "fsmt", "led", "longt5", "m2m_100",
+        "marian", "mbart", "mt5", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet",
+        "speech_to_text", "switch_transformers", "t5", "t5gemma", "udop", "umt5", "whisper",
+    }
+)  # fmt: skip
+_ENCODER_DECODER_CLASSES = frozenset(
+    {
+        "BartForConditionalGeneration", "MBartForConditionalGeneration", "MT5ForConditionalGeneration",
+        "MarianMTModel", "PegasusForConditionalGeneration", "T5ForConditionalGeneration",
+        "T5WithLMHeadModel", "UMT5ForConditionalGeneration", "WhisperForConditionalGeneration",
+    }
+)  # fmt: skip
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _HUGGING_FACE_ID = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+(@[A-Za-z0-9._/-]+)?")
 
@@ -94,8 +109,12 @@ def read_config(weights: Path) -> dict[str, Any]:
         raise ModelRepositoryError(f"{weights}/config.json is not valid JSON: {error}.") from error
     if not isinstance(config, dict):
         raise ModelRepositoryError(f"{weights}/config.json is not a JSON object.")
-    quantized = config.get("quantization_config")
-    if isinstance(quantized, dict) and quantized.get("quant_method") == "bitsandbytes":
+    if is_encoder_decoder(config):
+        raise ModelRepositoryError(
+            f"{weights} is an encoder-decoder model ({_kind(config)}): vLLM has no encoder that reads "
+            "a text, so it cannot generate from a prompt. Choose a decoder-only model."
+        )
+    if _is_bitsandbytes(config.get("quantization_config")):
         raise ModelRepositoryError(
             f"{weights} is quantized with bitsandbytes, which vLLM no longer reads: choose the "
             f"unquantized model, and fp8_per_channel or another method with {argument('QUANTIZATION')}."
@@ -105,6 +124,29 @@ def read_config(weights: Path) -> dict[str, Any]:
             f"{weights} holds no *.safetensors: convert the weights (other formats can run code)."
         )
     return config
+
+
+def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
+    """Return if a config.json is that of a model that reads its input with an encoder of its own."""
+    nested = config.get("text_config")
+    parts = [config, *([nested] if isinstance(nested, dict) else [])]
+    return any(
+        part.get("is_encoder_decoder") is True or part.get("model_type") in _ENCODER_DECODERS
+        for part in parts
+    ) or any(name in _ENCODER_DECODER_CLASSES for name in config.get("architectures") or ())
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures") or [config.get("model_type") or "by its configuration"]
+    return ", ".join(str(name) for name in names)
+
+
+def _is_bitsandbytes(quantized: object) -> bool:
+    """True for weights of bitsandbytes; the files of its first versions do not name the method."""
+    if not isinstance(quantized, dict):
+        return False
+    loads = quantized.get("load_in_8bit") is True or quantized.get("load_in_4bit") is True
+    return quantized.get("quant_method", "bitsandbytes" if loads else None) == "bitsandbytes"
 
 
 def check_quantization(name: str | None, *, on_cpu: bool) -> None:

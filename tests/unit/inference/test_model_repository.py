@@ -92,12 +92,50 @@ def test_a_configuration_is_read(weights: Path) -> None:
         ("{", "not valid JSON"),
         ("[]", "not a JSON object"),
         (json.dumps({"quantization_config": {"quant_method": "bitsandbytes"}}), "bitsandbytes"),
+        (json.dumps({"quantization_config": {"load_in_8bit": True}}), "bitsandbytes"),
+        (json.dumps({"quantization_config": {"load_in_4bit": True}}), "bitsandbytes"),
     ],
 )
 def test_a_wrong_configuration_is_refused(weights: Path, config: str, words: str) -> None:
     write(weights / "config.json", config)
     with pytest.raises(ModelRepositoryError, match=words):
         read_config(weights)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration"),
+        ({"model_type": "mt5"}, "mt5"),
+        ({"is_encoder_decoder": True, "architectures": ["NovelModel"]}, "NovelModel"),
+        ({"is_encoder_decoder": True}, "by its configuration"),
+        ({"text_config": {"is_encoder_decoder": True}, "model_type": "blip-2"}, "blip-2"),
+    ],
+)
+def test_an_encoder_decoder_is_refused_with_the_reason(
+    weights: Path, config: dict[str, object], kind: str
+) -> None:
+    write(weights / "config.json", json.dumps(config))
+    with pytest.raises(ModelRepositoryError) as refused:
+        read_config(weights)
+    assert str(refused.value) == (
+        f"{weights} is an encoder-decoder model ({kind}): vLLM has no encoder that reads a text, "
+        "so it cannot generate from a prompt. Choose a decoder-only model."
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}},
+        {"is_encoder_decoder": False, "architectures": None, "model_type": "llama"},
+        {"quantization_config": {"quant_method": "gptq", "load_in_4bit": True}},
+        {"quantization_config": {"load_in_8bit": False}},
+    ],
+)
+def test_other_models_are_not_taken_for_such(weights: Path, config: dict[str, object]) -> None:
+    write(weights / "config.json", json.dumps(config))
+    assert read_config(weights) == config
 
 
 def test_missing_files_are_refused_by_name(weights: Path) -> None:
