@@ -103,7 +103,7 @@ lint: $(dev) ## ruff, mypy --strict, import-linter, a search for secrets, spelli
 	.venv/bin/mypy
 	cd client && ../.venv/bin/mypy
 	.venv/bin/lint-imports
-	sh .ci/find_secrets.sh $(venv_python)
+	$(venv_python) -m tools.find_secrets
 	.venv/bin/codespell app client package docs kubernetes bench tools .ci Makefile $(wildcard *.md)
 	git ls-files -z | xargs -0 $(venv_python) tools/lint_prose.py
 

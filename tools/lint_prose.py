@@ -12,9 +12,12 @@ import sys
 import tokenize
 import tomllib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+_FILES_A_TASK = 20
 STYLE = Path(__file__).with_name("prose.toml")
 
 # With tables that programs write between marks, such as `<!-- CHAOS -->` and `<!-- end CHAOS -->`.
@@ -144,15 +147,19 @@ def findings(text: str, suffix: str, style: Style) -> list[str]:
     ]
 
 
+def _lint(path: Path, style: Style) -> list[str]:
+    return [f"{path}:{one}" for one in findings(path.read_text(), path.suffix, style)]
+
+
 def main(names: list[str]) -> int:
     style = read_style()
     paths = [Path(name) for name in names]
-    found = [
-        f"{path}:{finding}"
-        for path in paths
-        if path.suffix in _READERS and path.is_file() and style.covers(path)
-        for finding in findings(path.read_text(), path.suffix, style)
+    read = [
+        path for path in paths if path.suffix in _READERS and path.is_file() and style.covers(path)
     ]
+    with ProcessPoolExecutor() as pool:
+        of_files = pool.map(partial(_lint, style=style), read, chunksize=_FILES_A_TASK)
+        found = [finding for of_file in of_files for finding in of_file]
     sys.stdout.writelines(f"{line}\n" for line in found)
     return 1 if found else 0
 
