@@ -34,6 +34,14 @@ CHAT_TEMPLATE = (
     "{{ raise_exception('unknown role ' ~ message.role) }}{% endif %}"
     "<{{ message.role }}> {{ message.content }} {% endfor %}<assistant>"
 )
+# It takes tools, their calls and a switch of thinking.
+TOOL_TEMPLATE = (
+    "{% if tools %}[tools {{ tools | tojson }}] {% endif %}"
+    "{% if enable_thinking is defined %}[thinking {{ enable_thinking }}] {% endif %}"
+    "{% for message in messages %}<{{ message.role }}> {{ message.content }} "
+    "{% for call in message.tool_calls %}<tool_call> {{ call.function | tojson }} </tool_call> "
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def assert_problem(
@@ -242,6 +250,7 @@ async def count_rows(connection: asyncpg.Connection) -> tuple[int, ...]:
 
 __all__ = [
     "CHAT_TEMPLATE",
+    "TOOL_TEMPLATE",
     "UNKNOWN_ID",
     "assert_openai_error",
     "assert_problem",

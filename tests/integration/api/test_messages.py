@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -12,25 +11,13 @@ import asyncpg
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
-from app.cli.up.triton import EmbeddedTriton
-from app.core.settings import Settings
-from tests.conftest import Service, make_settings
+from tests.conftest import Service
 from tests.integration.support import (
     anthropic_client,
     assert_anthropic_error,
-    serve,
     until,
-    write_model,
 )
-from tests.postgres import PostgresServer
 
-TEMPLATE = (
-    "{% if tools %}[tools {{ tools | tojson }}] {% endif %}"
-    "{% if enable_thinking is defined %}[thinking {{ enable_thinking }}] {% endif %}"
-    "{% for message in messages %}<{{ message.role }}> {{ message.content }} "
-    "{% for call in message.tool_calls %}<tool_call> {{ call.function | tojson }} </tool_call> "
-    "{% endfor %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 WEATHER: Any = {
     "name": "weather",
     "description": "The weather of a town.",
@@ -40,25 +27,8 @@ CALL = '<tool_call> {"name": "weather", "arguments": {"town": "Ulm"} } </tool_ca
 
 
 @pytest.fixture
-def chat_settings(
-    postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton, tmp_path: Path
-) -> Settings:
-    """A service whose scripted model has a chat template that takes tools."""
-    write_model(tmp_path, "scripted", template=TEMPLATE, max_model_len=100_000)
-    return make_settings(
-        postgres_server, database_name, triton, model_repository=tmp_path, max_attempts=2
-    )
-
-
-@pytest.fixture
-async def served(chat_settings: Settings) -> AsyncIterator[Service]:
-    async with serve(chat_settings, with_worker=True) as service:
-        yield service
-
-
-@pytest.fixture
-async def client(served: Service) -> AsyncIterator[AsyncAnthropic]:
-    async with anthropic_client(served) as one:
+async def client(calling: Service) -> AsyncIterator[AsyncAnthropic]:
+    async with anthropic_client(calling) as one:
         yield one
 
 
@@ -88,8 +58,8 @@ async def take_all(stream: Any, events: list[Any]) -> None:
         events.append(event)  # noqa: PERF401 # kept when the stream breaks
 
 
-async def native(served: Service, message_id: str) -> dict[str, Any]:
-    answer = await served.client.get(f"/results/{message_id.removeprefix('msg_')}")
+async def native(calling: Service, message_id: str) -> dict[str, Any]:
+    answer = await calling.client.get(f"/results/{message_id.removeprefix('msg_')}")
     assert answer.status_code == 200, answer.text
     result: dict[str, Any] = answer.json()
     return result
@@ -103,7 +73,7 @@ async def rendered(connection: asyncpg.Connection, message_id: str) -> str:
 
 
 async def test_a_message(
-    served: Service, client: AsyncAnthropic, connection: asyncpg.Connection
+    calling: Service, client: AsyncAnthropic, connection: asyncpg.Connection
 ) -> None:
     made = await ask(
         client,
@@ -112,7 +82,7 @@ async def test_a_message(
         extra_body={"temperature": 0.5, "top_k": 7},
         metadata={"user_id": "someone"},
     )
-    result = await native(served, made.id)
+    result = await native(calling, made.id)
     assert (made.type, made.role, made.model) == ("message", "assistant", "scripted")
     assert plain(made)["content"] == [{"type": "text", "text": result["result"]}]
     assert (made.stop_reason, made.stop_sequence) == ("end_turn", None)
@@ -174,23 +144,23 @@ async def test_the_last_assistant_message_is_continued(
     )
 
 
-async def test_reasons_of_the_end(served: Service, client: AsyncAnthropic) -> None:
+async def test_reasons_of_the_end(calling: Service, client: AsyncAnthropic) -> None:
     words = "{{text=one two three four}}"
     made = await ask(client, words, max_tokens=2)
     assert (made.content[0].text, made.stop_reason) == ("one two", "max_tokens")
     made = await ask(client, words, stop_sequences=["five", "three"])
     assert made.content[0].text == "one two "
     assert (made.stop_reason, made.stop_sequence) == ("stop_sequence", "three")
-    assert (await native(served, made.id))["result"] == "one two three"
+    assert (await native(calling, made.id))["result"] == "one two three"
     made = await ask(client, words, stop_sequences=["one"])
     assert (made.content, made.stop_sequence) == ([], "one")
     made = await ask(client, words, max_tokens=100_000, timeout=60)
     assert made.stop_reason == "end_turn"
-    assert (await native(served, made.id))["parameters"]["max_tokens"] < 100_000
+    assert (await native(calling, made.id))["parameters"]["max_tokens"] < 100_000
 
 
 async def test_a_stream_has_the_events_of_the_message(
-    served: Service, client: AsyncAnthropic
+    calling: Service, client: AsyncAnthropic
 ) -> None:
     script = "{{chunks=60 delay_ms=10}} ü🙂"
     stream = await ask(client, script, max_tokens=100, stream=True)
@@ -216,7 +186,7 @@ async def test_a_stream_has_the_events_of_the_message(
         "message_delta",
         "message_stop",
     ]
-    assert text == (await native(served, message_id))["result"]
+    assert text == (await native(calling, message_id))["result"]
 
 
 @pytest.mark.parametrize("text", ["one STOP two", "one ST OP", "STOP", "", "a S"])
@@ -251,7 +221,7 @@ async def test_a_tool_is_called(client: AsyncAnthropic) -> None:
         assert final.stop_reason == "tool_use"
 
 
-async def test_a_tool_is_forced(served: Service, client: AsyncAnthropic) -> None:
+async def test_a_tool_is_forced(calling: Service, client: AsyncAnthropic) -> None:
     made = await ask(
         client,
         '{{text={"town":"Ulm"} }}',
@@ -260,7 +230,7 @@ async def test_a_tool_is_forced(served: Service, client: AsyncAnthropic) -> None
     )
     assert [block.type for block in made.content] == ["tool_use"]
     assert (made.content[0].input, made.stop_reason) == ({"town": "Ulm"}, "tool_use")
-    forced = (await native(served, made.id))["parameters"]["structured_outputs"]
+    forced = (await native(calling, made.id))["parameters"]["structured_outputs"]
     assert forced == {"json": WEATHER["input_schema"]}
     listed = '[{"name":"weather","parameters":{"town":"Ulm"} }]'
     made = await ask(client, f"{{{{text={listed}}}}}", tools=[WEATHER], tool_choice={"type": "any"})
@@ -272,12 +242,12 @@ async def test_a_tool_is_forced(served: Service, client: AsyncAnthropic) -> None
     assert (cut.content[0].input, cut.stop_reason) == ({}, "max_tokens")
 
 
-async def test_a_format_is_forced(served: Service, client: AsyncAnthropic) -> None:
+async def test_a_format_is_forced(calling: Service, client: AsyncAnthropic) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     wanted = {"format": {"type": "json_schema", "schema": schema}}
     made = await ask(client, '{{text={"a":1} }}', output_config=wanted)
     assert json.loads(made.content[0].text) == {"a": 1}
-    parameters = (await native(served, made.id))["parameters"]
+    parameters = (await native(calling, made.id))["parameters"]
     assert parameters["structured_outputs"] == {"json": schema}
 
 
@@ -316,7 +286,7 @@ async def test_tokens_are_counted_as_the_engine_counts_them(client: AsyncAnthrop
 
 
 async def test_a_repeated_key_returns_the_first_message(
-    served: Service, client: AsyncAnthropic
+    calling: Service, client: AsyncAnthropic
 ) -> None:
     headers = {"Idempotency-Key": "k"}
     first = await ask(client, "{{chunks=4}}", extra_headers=headers)
@@ -329,7 +299,7 @@ async def test_a_repeated_key_returns_the_first_message(
         await ask(client, "{{chunks=5}}", extra_headers=headers)
 
 
-async def test_a_stream_that_is_cut_is_read_again(served: Service, client: AsyncAnthropic) -> None:
+async def test_a_stream_that_is_cut_is_read_again(calling: Service, client: AsyncAnthropic) -> None:
     """Under its key, by a new stream; and by the native one from any place."""
     headers = {"Idempotency-Key": "cut"}
     body = body_of("{{chunks=40 delay_ms=20}} ü")
@@ -341,11 +311,11 @@ async def test_a_stream_that_is_cut_is_read_again(served: Service, client: Async
     async with client.messages.stream(**body, extra_headers=headers) as stream:
         final = await stream.get_final_message()
     assert final.id == message_id
-    result = await native(served, message_id)
+    result = await native(calling, message_id)
     assert (result["state"], result["result"]) == ("completed", final.content[0].text)  # type: ignore[union-attr]
 
 
-async def test_a_client_that_leaves_takes_its_message_with_it(served: Service) -> None:
+async def test_a_client_that_leaves_takes_its_message_with_it(calling: Service) -> None:
     for members, headers, state in (
         ({}, {}, "failed"),
         ({"stream": True}, {}, "failed"),
@@ -354,27 +324,27 @@ async def test_a_client_that_leaves_takes_its_message_with_it(served: Service) -
         body = body_of("{{chunks=50 delay_ms=25}}") | members
 
         async def leave(body: Any = body, headers: Any = headers) -> None:
-            async with served.client.stream(
+            async with calling.client.stream(
                 "POST", "/v1/messages", json=body, headers=headers
             ) as answer:
                 async for _ in answer.aiter_bytes():
                     pass
 
-        before = len((await served.client.get("/results/")).json())
+        before = len((await calling.client.get("/results/")).json())
         leaving = asyncio.create_task(leave())
 
         async def is_running(before: int = before) -> Any:
-            results = (await served.client.get("/results/")).json()
+            results = (await calling.client.get("/results/")).json()
             return len(results) > before and results[0]["started_at"] and results[0]["id"]
 
         result_id = await until(is_running)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
-        result = (await served.client.get(f"/results/{result_id}?wait=30")).json()
+        result = (await calling.client.get(f"/results/{result_id}?wait=30")).json()
         assert result["state"] == state, (members, headers, result)
 
 
-async def test_failures_are_errors_of_the_client(served: Service, client: AsyncAnthropic) -> None:
+async def test_failures_are_errors_of_the_client(calling: Service, client: AsyncAnthropic) -> None:
     with pytest.raises(anthropic.InternalServerError) as failed:
         await ask(client, "{{chunks=9 fail_at=3}}")
     assert (failed.value.status_code, failed.value.type) == (502, "api_error")
@@ -428,17 +398,17 @@ async def test_a_new_attempt_ends_the_stream(client: AsyncAnthropic) -> None:
         ({"messages": [user("x" * 100_001 + " y" * 100_001)]}, "takes 100000"),
     ],
 )  # fmt: skip
-async def test_wrong_members_are_named(served: Service, members: Any, words: str) -> None:
+async def test_wrong_members_are_named(calling: Service, members: Any, words: str) -> None:
     body = {name: value for name, value in (body_of("x") | members).items() if value is not None}
-    answer = await served.client.post("/v1/messages", json=body)
+    answer = await calling.client.post("/v1/messages", json=body)
     error = assert_anthropic_error(answer, 400, "invalid_request")
     assert words in error["message"], error
-    assert (await served.client.get("/results/")).json() == []
+    assert (await calling.client.get("/results/")).json() == []
 
 
-async def test_the_blocking_client_works_too(served: Service) -> None:
+async def test_the_blocking_client_works_too(calling: Service) -> None:
     def blocking() -> str:
-        with Anthropic(base_url=str(served.client.base_url), api_key="none") as client:
+        with Anthropic(base_url=str(calling.client.base_url), api_key="none") as client:
             whole = client.messages.create(**body_of("{{text=one two}}"))
             with client.messages.stream(**body_of("{{text=one two}}")) as stream:
                 text = "".join(stream.text_stream)

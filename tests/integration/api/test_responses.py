@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -16,18 +15,10 @@ import pytest
 from openai import AsyncOpenAI
 
 from app.api.openai.response_events import ATTEMPT_STEP, PRELUDE
-from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
-from tests.conftest import ROOT, Service, make_settings
-from tests.integration.support import openai_client, serve, until, write_model
-from tests.postgres import PostgresServer
+from tests.conftest import ROOT, Service
+from tests.integration.support import openai_client, serve, until
 
-TEMPLATE = (
-    "{% if tools %}[tools {{ tools | tojson }}] {% endif %}"
-    "{% for message in messages %}<{{ message.role }}> {{ message.content }} "
-    "{% for call in message.tool_calls %}<tool_call> {{ call.function | tojson }} </tool_call> "
-    "{% endfor %}{% endfor %}<assistant>"
-)
 SLOW = "{{chunks=400 delay_ms=20}}"
 WEATHER: Any = {
     "type": "function",
@@ -37,25 +28,8 @@ WEATHER: Any = {
 
 
 @pytest.fixture
-def chat_settings(
-    postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton, tmp_path: Path
-) -> Settings:
-    """A service whose scripted model has a chat template that takes tools."""
-    write_model(tmp_path, "scripted", template=TEMPLATE, max_model_len=100_000)
-    return make_settings(
-        postgres_server, database_name, triton, model_repository=tmp_path, max_attempts=2
-    )
-
-
-@pytest.fixture
-async def served(chat_settings: Settings) -> AsyncIterator[Service]:
-    async with serve(chat_settings, with_worker=True) as service:
-        yield service
-
-
-@pytest.fixture
-async def client(served: Service) -> AsyncIterator[AsyncOpenAI]:
-    async with openai_client(served) as one:
+async def client(calling: Service) -> AsyncIterator[AsyncOpenAI]:
+    async with openai_client(calling) as one:
         yield one
 
 
@@ -71,8 +45,8 @@ async def end_of(client: AsyncOpenAI, response_id: str) -> Any:
     return await until(ended, 30)
 
 
-async def native(served: Service, response_id: str) -> dict[str, Any]:
-    answer = await served.client.get(f"/results/{response_id.removeprefix('resp_')}")
+async def native(calling: Service, response_id: str) -> dict[str, Any]:
+    answer = await calling.client.get(f"/results/{response_id.removeprefix('resp_')}")
     assert answer.status_code == 200, answer.text
     result: dict[str, Any] = answer.json()
     return result
@@ -100,11 +74,11 @@ def check_numbers(events: list[Any]) -> None:
             assert one.sequence_number % ATTEMPT_STEP == PRELUDE + known
 
 
-async def test_a_response(served: Service, client: AsyncOpenAI) -> None:
+async def test_a_response(calling: Service, client: AsyncOpenAI) -> None:
     made = await ask(
         client, "{{chunks=5}} hello", instructions="be brief", metadata={"a": "b"}, temperature=0.5
     )
-    result = await native(served, made.id)
+    result = await native(calling, made.id)
     assert (made.object, made.status, made.model) == ("response", "completed", "scripted")
     assert made.output_text == result["result"] != ""
     assert made.usage.input_tokens == result["usage"]["prompt_tokens"]
@@ -175,18 +149,18 @@ async def test_the_clients_own_accumulator_agrees(client: AsyncOpenAI) -> None:
     assert final.output_text == (await client.responses.retrieve(final.id)).output_text
 
 
-async def test_a_background_response_is_polled(served: Service, client: AsyncOpenAI) -> None:
+async def test_a_background_response_is_polled(calling: Service, client: AsyncOpenAI) -> None:
     made = await ask(client, "{{chunks=20 delay_ms=20}}", background=True)
     assert made.status == "queued"
     assert made.background
     assert made.output == []
     ended = await end_of(client, made.id)
     assert ended.status == "completed"
-    assert ended.output_text == (await native(served, made.id))["result"]
+    assert ended.output_text == (await native(calling, made.id))["result"]
 
 
 async def test_a_background_stream_is_taken_up_again_anywhere(
-    chat_settings: Settings, served: Service, client: AsyncOpenAI
+    tool_settings: Settings, calling: Service, client: AsyncOpenAI
 ) -> None:
     stream = await ask(client, "{{chunks=60 delay_ms=20}} ü🙂", background=True, stream=True)
     events = []
@@ -201,7 +175,7 @@ async def test_a_background_stream_is_taken_up_again_anywhere(
         "response.in_progress",
     ]
     response_id = events[0].response.id
-    async with serve(chat_settings) as far, openai_client(far) as other:
+    async with serve(tool_settings) as far, openai_client(far) as other:
         last = events[-1].sequence_number
         resumed = await other.responses.retrieve(response_id, stream=True, starting_after=last)
         rest = [one async for one in resumed]
@@ -252,25 +226,25 @@ async def test_a_new_attempt_ends_the_stream(client: AsyncOpenAI) -> None:
 
 
 async def test_a_synchronous_stream_that_breaks_off_leaves_nothing_running(
-    served: Service, client: AsyncOpenAI
+    calling: Service, client: AsyncOpenAI
 ) -> None:
     # Each attempt is lost after two seconds: the cancellation comes before the last one.
     stream = await ask(client, "{{chunks=300 delay_ms=400 lost_at=5}}", stream=True)
     events = [one async for one in stream]
     assert events[-1].code == "attempt_restarted"
     result_id = events[0].response.id.removeprefix("resp_")
-    result = (await served.client.get(f"/results/{result_id}?wait=30")).json()
+    result = (await calling.client.get(f"/results/{result_id}?wait=30")).json()
     assert result["error"]["code"] == "cancelled"
 
 
 async def test_cancel_is_idempotent_and_of_the_background_alone(
-    served: Service, client: AsyncOpenAI
+    calling: Service, client: AsyncOpenAI
 ) -> None:
     stream = await ask(client, SLOW, background=True, stream=True)
     async for one in stream:
         if one.type == "response.output_text.delta":
             break
-    response_id = f"resp_{(await served.client.get('/results/')).json()[0]['id']}"
+    response_id = f"resp_{(await calling.client.get('/results/')).json()[0]['id']}"
     first = await client.responses.cancel(response_id)
     assert first.status == "cancelled"
     assert await client.responses.cancel(response_id) == first
@@ -287,7 +261,7 @@ async def test_cancel_is_idempotent_and_of_the_background_alone(
 
 
 async def test_a_client_that_leaves_takes_its_response_with_it(
-    served: Service, client: AsyncOpenAI
+    calling: Service, client: AsyncOpenAI
 ) -> None:
     for members, headers, state in (
         ({}, {}, "failed"),
@@ -299,23 +273,23 @@ async def test_a_client_that_leaves_takes_its_response_with_it(
         body = {"model": "scripted", "input": "{{chunks=60 delay_ms=25}}"} | members
 
         async def leave(body: Any = body, headers: Any = headers) -> None:
-            async with served.client.stream(
+            async with calling.client.stream(
                 "POST", "/v1/responses", json=body, headers=headers
             ) as answer:
                 async for _ in answer.aiter_bytes():
                     pass
 
-        before = len((await served.client.get("/results/")).json())
+        before = len((await calling.client.get("/results/")).json())
         leaving = asyncio.create_task(leave())
 
         async def is_running(before: int = before) -> Any:
-            results = (await served.client.get("/results/")).json()
+            results = (await calling.client.get("/results/")).json()
             return len(results) > before and results[0]["started_at"] and results[0]["id"]
 
         result_id = await until(is_running)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
-        result = (await served.client.get(f"/results/{result_id}?wait=30")).json()
+        result = (await calling.client.get(f"/results/{result_id}?wait=30")).json()
         assert result["state"] == state, (members, headers, result)
 
 
@@ -369,16 +343,16 @@ async def test_what_no_conversation_can_go_on_from(
 
 
 async def test_a_result_of_another_dialect_is_no_response(
-    served: Service, client: AsyncOpenAI
+    calling: Service, client: AsyncOpenAI
 ) -> None:
-    answer = await served.client.post("/results/", json={"model": "scripted", "content": "x"})
+    answer = await calling.client.post("/results/", json={"model": "scripted", "content": "x"})
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve(f"resp_{answer.json()['id']}")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_is_not_to_be_stored_is_erased_at_its_delivery(
-    served: Service, client: AsyncOpenAI, connection: asyncpg.Connection, stream: bool
+    calling: Service, client: AsyncOpenAI, connection: asyncpg.Connection, stream: bool
 ) -> None:
     if stream:
         events = [
@@ -403,38 +377,38 @@ async def test_what_is_not_to_be_stored_is_erased_at_its_delivery(
     )
     assert "secret" not in recorded
     assert made.output_text not in recorded
-    result = await native(served, made.id)
+    result = await native(calling, made.id)
     assert (result["state"], result["result"]) == ("completed", None)
     assert result["erased_at"]
     assert result["usage"]["completion_tokens"] == 4
-    again = await served.client.post(f"/results/{identifier}/retry")
+    again = await calling.client.post(f"/results/{identifier}/retry")
     assert (again.status_code, again.json()["code"]) == (410, "erased")
 
 
 async def test_what_nobody_fetched_is_erased_after_an_hour(
-    served: Service, client: AsyncOpenAI, connection: asyncpg.Connection
+    calling: Service, client: AsyncOpenAI, connection: asyncpg.Connection
 ) -> None:
     made = await ask(client, "secret {{chunks=4}}")
     kept = await ask(client, "{{chunks=4}}")
     await connection.execute(
         "UPDATE results SET store = false WHERE id = $1", UUID(made.id.removeprefix("resp_"))
     )
-    await served.services.erasure.erase_undelivered()
-    assert (await native(served, made.id))["result"]
+    await calling.services.erasure.erase_undelivered()
+    assert (await native(calling, made.id))["result"]
     await connection.execute("UPDATE results SET finished_at = now() - interval '1 h'")
-    await served.services.erasure.erase_undelivered()
-    assert (await native(served, made.id))["result"] is None
-    assert (await native(served, kept.id))["result"]
+    await calling.services.erasure.erase_undelivered()
+    assert (await native(calling, made.id))["result"] is None
+    assert (await native(calling, kept.id))["result"]
 
 
 async def test_chat_and_completions_are_erased_too(
-    served: Service, client: AsyncOpenAI, connection: asyncpg.Connection
+    calling: Service, client: AsyncOpenAI, connection: asyncpg.Connection
 ) -> None:
     chat = await client.chat.completions.create(
         model="scripted", messages=[{"role": "user", "content": "secret"}], store=False, n=2
     )
     assert all(choice.message.content for choice in chat.choices)
-    answer = await served.client.post(
+    answer = await calling.client.post(
         "/v1/completions", json={"model": "scripted", "prompt": "secret", "store": False}
     )
     assert answer.json()["choices"][0]["text"]
@@ -449,28 +423,28 @@ async def test_chat_and_completions_are_erased_too(
     assert {tuple(row) for row in stored} == {("", None)}
 
 
-async def test_an_erased_answer_is_not_told_again(served: Service) -> None:
+async def test_an_erased_answer_is_not_told_again(calling: Service) -> None:
     body = {"model": "scripted", "input": "{{chunks=2}}", "store": False}
     headers = {"Idempotency-Key": "once"}
-    first = await served.client.post("/v1/responses", json=body, headers=headers)
+    first = await calling.client.post("/v1/responses", json=body, headers=headers)
     assert first.status_code == 200
 
     async def again() -> bool:
-        answer = await served.client.post("/v1/responses", json=body, headers=headers)
+        answer = await calling.client.post("/v1/responses", json=body, headers=headers)
         return answer.status_code == 410 and answer.json()["error"]["code"] == "erased"
 
     await until(again)
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_a_key_names_one_response(served: Service, background: bool) -> None:
+async def test_a_key_names_one_response(calling: Service, background: bool) -> None:
     body = {"model": "scripted", "input": "{{chunks=2}}", "background": background}
     headers = {"Idempotency-Key": "key"}
     first, second = [
-        await served.client.post("/v1/responses", json=body, headers=headers) for _ in range(2)
+        await calling.client.post("/v1/responses", json=body, headers=headers) for _ in range(2)
     ]
     assert first.json()["id"] == second.json()["id"]
-    streamed = await served.client.post(
+    streamed = await calling.client.post(
         "/v1/responses", json=body | {"stream": True}, headers=headers
     )
     assert first.json()["id"] in streamed.text
@@ -569,7 +543,7 @@ async def test_a_call_that_the_length_cut_is_incomplete(client: AsyncOpenAI) -> 
     assert after.status == "completed"
 
 
-async def test_a_format_and_probabilities(served: Service, client: AsyncOpenAI) -> None:
+async def test_a_format_and_probabilities(calling: Service, client: AsyncOpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     made = await ask(
         client,
@@ -578,7 +552,7 @@ async def test_a_format_and_probabilities(served: Service, client: AsyncOpenAI) 
         include=["message.output_text.logprobs"],
         top_logprobs=1,
     )
-    parameters = (await native(served, made.id))["parameters"]
+    parameters = (await native(calling, made.id))["parameters"]
     assert parameters["structured_outputs"]["json"] == schema
     recorded = made.output[0].content[0].logprobs
     assert "".join(one.token for one in recorded) == made.output_text
@@ -612,25 +586,25 @@ async def test_a_format_and_probabilities(served: Service, client: AsyncOpenAI) 
     ],
 )
 async def test_members_that_are_not_supported_are_refused_by_name(
-    served: Service, members: dict[str, Any], param: str
+    calling: Service, members: dict[str, Any], param: str
 ) -> None:
     body = {"model": "scripted", "input": "x"} | members
-    answer = await served.client.post("/v1/responses", json=body)
+    answer = await calling.client.post("/v1/responses", json=body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param, answer.text
-    assert (await served.client.get("/results/")).json() == []
+    assert (await calling.client.get("/results/")).json() == []
 
 
 async def test_a_background_response_waits_for_its_model(
-    served: Service, client: AsyncOpenAI
+    calling: Service, client: AsyncOpenAI
 ) -> None:
     with pytest.raises(openai.NotFoundError):
         await client.responses.create(model="nobody", input="x", background=True)
-    await served.client.post("/models/scripted/unload")
+    await calling.client.post("/models/scripted/unload")
     try:
 
         async def is_away() -> bool:
-            return not (await served.client.get("/models/scripted")).json()["ready"]
+            return not (await calling.client.get("/models/scripted")).json()["ready"]
 
         await until(is_away)
         with pytest.raises(openai.InternalServerError):
@@ -638,15 +612,15 @@ async def test_a_background_response_waits_for_its_model(
         made = await ask(client, "{{chunks=1}}", background=True)
         assert (await client.responses.retrieve(made.id)).status == "queued"
     finally:
-        await served.client.post("/models/scripted/load")
+        await calling.client.post("/models/scripted/load")
     assert (await end_of(client, made.id)).status == "completed"
 
 
 @pytest.mark.parametrize("document", ["responses.md", "batches.md"])
-async def test_the_documents_programs_run(served: Service, document: str) -> None:
+async def test_the_documents_programs_run(calling: Service, document: str) -> None:
     text = (ROOT / "docs" / document).read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    program = program.replace("http://127.0.0.1:8887", str(served.client.base_url).rstrip("/"))
+    program = program.replace("http://127.0.0.1:8887", str(calling.client.base_url).rstrip("/"))
     run = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program.replace('"demo"', '"scripted"'), stdout=subprocess.PIPE
     )

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import anthropic
@@ -14,19 +13,13 @@ from anthropic import AsyncAnthropic
 from huggingface_hub import InferenceClient
 from openai import AsyncOpenAI
 
-from app.cli.up.triton import EmbeddedTriton
-from app.core.settings import Settings
-from tests.conftest import Service, make_settings
+from tests.conftest import Service
 from tests.integration.support import (
-    CHAT_TEMPLATE,
     anthropic_client,
     openai_client,
     read,
-    serve,
     until,
-    write_model,
 )
-from tests.postgres import PostgresServer
 
 T = TypeVar("T")
 PROMPT = "x {{chunks=3}}"
@@ -35,28 +28,14 @@ HEADERS = {"X-Reuse": "true"}
 
 
 @pytest.fixture
-def chat_settings(
-    postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton, tmp_path: Path
-) -> Settings:
-    write_model(tmp_path, "scripted", template=CHAT_TEMPLATE, max_model_len=100_000)
-    return make_settings(postgres_server, database_name, triton, model_repository=tmp_path)
-
-
-@pytest.fixture
-async def served(chat_settings: Settings) -> AsyncIterator[Service]:
-    async with serve(chat_settings, with_worker=True) as service:
-        yield service
-
-
-@pytest.fixture
-async def messages(served: Service) -> AsyncIterator[AsyncAnthropic]:
-    async with anthropic_client(served) as client:
+async def messages(chatting: Service) -> AsyncIterator[AsyncAnthropic]:
+    async with anthropic_client(chatting) as client:
         yield client
 
 
 @pytest.fixture
-async def openai(served: Service) -> AsyncIterator[AsyncOpenAI]:
-    async with openai_client(served) as client:
+async def openai(chatting: Service) -> AsyncIterator[AsyncOpenAI]:
+    async with openai_client(chatting) as client:
         yield client
 
 
@@ -96,23 +75,23 @@ async def message(client: AsyncAnthropic, **extra: Any) -> Any:
     return await raw.parse(), raw.headers.get("x-reused-from")
 
 
-async def test_messages_of_anthropics_client(served: Service, messages: AsyncAnthropic) -> None:
+async def test_messages_of_anthropics_client(chatting: Service, messages: AsyncAnthropic) -> None:
     source, named = await message(messages, **GREEDY)
     assert named is None
     again, named = await message(messages, **GREEDY)
     assert again.id != source.id
-    assert named == source.id.removeprefix("msg_") == await source_of(served, again.id)
+    assert named == source.id.removeprefix("msg_") == await source_of(chatting, again.id)
     for member in ("content", "stop_reason", "usage"):
         assert getattr(again, member) == getattr(source, member)
     for extra in ({"temperature": 0}, {"temperature": 0, "reuse": False}, {"reuse": True}):
         other, named = await message(messages, **extra)
         assert named is None
-        assert await source_of(served, other.id) is None
+        assert await source_of(chatting, other.id) is None
     with pytest.raises(anthropic.BadRequestError, match="reuse"):
         await message(messages, temperature=0, reuse="yes")
 
 
-async def test_streams_of_anthropics_client(served: Service, messages: AsyncAnthropic) -> None:
+async def test_streams_of_anthropics_client(chatting: Service, messages: AsyncAnthropic) -> None:
     source, _ = await message(messages, **GREEDY)
     async with messages.messages.stream(
         model="scripted", max_tokens=8, messages=[{"role": "user", "content": PROMPT}],
@@ -120,10 +99,10 @@ async def test_streams_of_anthropics_client(served: Service, messages: AsyncAnth
     ) as stream:  # fmt: skip
         streamed = await stream.get_final_message()
     assert streamed.content[0].text == source.content[0].text  # type: ignore[union-attr]
-    assert await source_of(served, streamed.id) == source.id.removeprefix("msg_")
+    assert await source_of(chatting, streamed.id) == source.id.removeprefix("msg_")
 
 
-async def test_a_batch_of_messages(served: Service, messages: AsyncAnthropic) -> None:
+async def test_a_batch_of_messages(chatting: Service, messages: AsyncAnthropic) -> None:
     source, _ = await message(messages, **GREEDY)
     params: Any = {
         "model": "scripted", "max_tokens": 8, "messages": [{"role": "user", "content": PROMPT}],
@@ -144,58 +123,58 @@ async def test_a_batch_of_messages(served: Service, messages: AsyncAnthropic) ->
         one.custom_id: one.result async for one in await messages.messages.batches.results(batch.id)
     }
     reused, run = results["reused"].message, results["run"].message
-    assert await source_of(served, reused.id) == source.id.removeprefix("msg_")
+    assert await source_of(chatting, reused.id) == source.id.removeprefix("msg_")
     assert reused.content == run.content == source.content
-    assert await source_of(served, run.id) is None
+    assert await source_of(chatting, run.id) is None
 
 
 # --- TGI ------------------------------------------------------------------------------------------
 
 
-async def test_hugging_faces_client(served: Service) -> None:
+async def test_hugging_faces_client(chatting: Service) -> None:
     """It sends no members of its own; its constructor takes headers."""
-    client = InferenceClient(model=url_of(served), headers=HEADERS)
+    client = InferenceClient(model=url_of(chatting), headers=HEADERS)
 
     def generate(**options: Any) -> Any:
         return client.text_generation(PROMPT, max_new_tokens=8, **options)
 
     first = await apart(generate)
     assert await apart(generate) == first
-    source, again = await newest(served, 2)
+    source, again = await newest(chatting, 2)
     assert again["reused_from"] == source["id"]
     seeded = await apart(lambda: generate(do_sample=True, seed=7, details=True))
     repeated = await apart(lambda: generate(do_sample=True, seed=7, details=True))
     assert repeated == seeded
-    source, again = await newest(served, 2)
+    source, again = await newest(chatting, 2)
     assert again["reused_from"] == source["id"]
     pieces = await apart(lambda: list(generate(do_sample=True, seed=7, stream=True, details=True)))
     assert pieces[-1].generated_text == seeded.generated_text
     tokens = [(token.id, token.logprob) for token in seeded.details.tokens]
     assert [(one.token.id, one.token.logprob) for one in pieces] == tokens != []
-    (streamed,) = await newest(served, 1)
+    (streamed,) = await newest(chatting, 1)
     assert streamed["reused_from"] == source["id"]
 
 
 @pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")
-async def test_the_text_generation_client(served: Service) -> None:
-    plain = text_generation.Client(url_of(served), timeout=60)
-    reusing = text_generation.AsyncClient(url_of(served), headers=HEADERS, timeout=60)
+async def test_the_text_generation_client(chatting: Service) -> None:
+    plain = text_generation.Client(url_of(chatting), timeout=60)
+    reusing = text_generation.AsyncClient(url_of(chatting), headers=HEADERS, timeout=60)
     await apart(lambda: plain.generate(PROMPT, max_new_tokens=8))
     first = await reusing.generate(PROMPT, max_new_tokens=8)  # the plain one answers no other
     second = await reusing.generate(PROMPT, max_new_tokens=8)
     assert second.generated_text == first.generated_text
-    _, source, again = await newest(served, 3)
+    _, source, again = await newest(chatting, 3)
     assert "reused_from" not in source
     assert again["reused_from"] == source["id"]
 
 
 async def test_the_member_goes_before_the_header(
-    served: Service, connection: asyncpg.Connection
+    chatting: Service, connection: asyncpg.Connection
 ) -> None:
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 8}}
 
     async def generate(path: str = "/generate", **members: Any) -> Any:
-        answer = await served.client.post(path, json=body | members, headers=headers)
+        answer = await chatting.client.post(path, json=body | members, headers=headers)
         assert answer.status_code == 200, answer.text
         return answer
 
@@ -220,38 +199,38 @@ async def test_the_member_goes_before_the_header(
             assert "x-reused-from" not in answer.headers
     assert await connection.fetchval(count) == before == 4
     for wrong in ({"X-Reuse": "1"}, {"X-Reuse": ""}):
-        refused = await served.client.post("/generate", json=body, headers=wrong)
+        refused = await chatting.client.post("/generate", json=body, headers=wrong)
         assert (refused.status_code, refused.json()["error_type"]) == (422, "validation")
         assert "X-Reuse" in refused.json()["error"]
-    refused = await served.client.post("/generate", json=body | {"reuse": "yes"})
+    refused = await chatting.client.post("/generate", json=body | {"reuse": "yes"})
     assert (refused.status_code, refused.json()["error_type"]) == (422, "validation")
 
 
 # --- OpenAI ---------------------------------------------------------------------------------------
 
 
-async def test_responses_of_openais_client(served: Service, openai: AsyncOpenAI) -> None:
+async def test_responses_of_openais_client(chatting: Service, openai: AsyncOpenAI) -> None:
     async def create(**members: Any) -> Any:
         return await openai.responses.create(
             model="scripted", input=PROMPT, temperature=0, max_output_tokens=16, **members
         )
 
     source = await create(extra_body={"reuse": True})
-    assert await source_of(served, source.id) is None
+    assert await source_of(chatting, source.id) is None
     again = await create(extra_body={"reuse": True})
-    assert await source_of(served, again.id) == source.id.removeprefix("resp_")
+    assert await source_of(chatting, again.id) == source.id.removeprefix("resp_")
     assert (again.output_text, again.usage) == (source.output_text, source.usage)
-    assert await source_of(served, (await create()).id) is None
+    assert await source_of(chatting, (await create()).id) is None
     events = [event async for event in await create(stream=True, extra_body={"reuse": True})]
     done = events[-1].response
     assert (done.status, done.output_text) == ("completed", source.output_text)
-    assert await source_of(served, done.id) == source.id.removeprefix("resp_")
+    assert await source_of(chatting, done.id) == source.id.removeprefix("resp_")
     later = await create(background=True, extra_body={"reuse": True})
-    assert await source_of(served, later.id) == source.id.removeprefix("resp_")
+    assert await source_of(chatting, later.id) == source.id.removeprefix("resp_")
     assert (await openai.responses.retrieve(later.id)).output_text == source.output_text
 
 
-async def test_lines_of_a_batch(served: Service, openai: AsyncOpenAI) -> None:
+async def test_lines_of_a_batch(chatting: Service, openai: AsyncOpenAI) -> None:
     chat = {"model": "scripted", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
     bodies = {
         "a": chat | GREEDY,
@@ -283,7 +262,7 @@ async def test_lines_of_a_batch(served: Service, openai: AsyncOpenAI) -> None:
         assert second[key]["choices"] == first[key]["choices"]
         assert second[key]["usage"] == first[key]["usage"]
         assert second[key]["id"] != first[key]["id"]
-    found = await newest(served, 8)
+    found = await newest(chatting, 8)
     by_id = {one["id"]: one for one in found}
     assert by_id.keys() >= {one["id"].removeprefix("chatcmpl-") for one in first.values()}
     assert [one.get("reused_from") for one in found[:4]] == [None] * 4

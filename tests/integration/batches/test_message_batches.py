@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -10,40 +9,20 @@ import asyncpg
 import pytest
 from anthropic import AsyncAnthropic
 
-from app.cli.up.triton import EmbeddedTriton
-from app.core.settings import Settings
-from tests.conftest import Service, make_settings
+from tests.conftest import Service
 from tests.integration.support import (
-    CHAT_TEMPLATE,
     anthropic_client,
     assert_anthropic_error,
     openai_client,
-    serve,
     until,
-    write_model,
 )
-from tests.postgres import PostgresServer
 
 PATH = "/v1/messages/batches"
 
 
 @pytest.fixture
-def chat_settings(
-    postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton, tmp_path: Path
-) -> Settings:
-    write_model(tmp_path, "scripted", template=CHAT_TEMPLATE, max_model_len=100_000)
-    return make_settings(postgres_server, database_name, triton, model_repository=tmp_path)
-
-
-@pytest.fixture
-async def running(chat_settings: Settings) -> AsyncIterator[Service]:
-    async with serve(chat_settings, with_worker=True) as service:
-        yield service
-
-
-@pytest.fixture
-async def client(running: Service) -> AsyncIterator[AsyncAnthropic]:
-    async with anthropic_client(running) as one:
+async def client(chatting: Service) -> AsyncIterator[AsyncAnthropic]:
+    async with anthropic_client(chatting) as one:
         yield one
 
 
@@ -71,7 +50,7 @@ async def results_of(client: AsyncAnthropic, batch_id: str) -> dict[str, Any]:
 
 
 async def test_a_batch_of_messages(
-    running: Service, client: AsyncAnthropic, connection: asyncpg.Connection
+    chatting: Service, client: AsyncAnthropic, connection: asyncpg.Connection
 ) -> None:
     requests = [asked(f"c{number}", f"prompt {number}") for number in range(30)]
     requests[7] = asked("c7", "x", max_tokens=0)
@@ -93,7 +72,7 @@ async def test_a_batch_of_messages(
     assert kinds == ["invalid_request_error", "not_found_error", "api_error"]
     message = found["c10"].message
     assert (message.content[0].text, message.stop_sequence) == ("one ", "END")
-    result = await running.client.get(f"/results/{found['c0'].message.id.removeprefix('msg_')}")
+    result = await chatting.client.get(f"/results/{found['c0'].message.id.removeprefix('msg_')}")
     assert result.json()["result"] == found["c0"].message.content[0].text
     deleted = await client.messages.batches.delete(batch.id)
     assert (deleted.id, deleted.type) == (batch.id, "message_batch_deleted")
@@ -104,19 +83,19 @@ async def test_a_batch_of_messages(
     assert await connection.fetchval("SELECT count(*) FROM results") == 28
 
 
-async def test_a_batch_is_cancelled(running: Service, client: AsyncAnthropic) -> None:
+async def test_a_batch_is_cancelled(chatting: Service, client: AsyncAnthropic) -> None:
     requests = [asked("fast", "{{chunks=1}}")]
     requests += [asked(f"slow{n}", "{{chunks=300 delay_ms=100}}", max_tokens=300) for n in range(3)]
     batch = await client.messages.batches.create(requests=requests)
 
     async def has_begun() -> bool:
-        answer = await running.client.get("/results/", params={"state": "completed"})
+        answer = await chatting.client.get("/results/", params={"state": "completed"})
         return bool(answer.json())
 
     await until(has_begun)
     with pytest.raises(anthropic.ConflictError):
         await client.messages.batches.delete(batch.id)
-    early = await running.client.get(f"{PATH}/{batch.id}/results")
+    early = await chatting.client.get(f"{PATH}/{batch.id}/results")
     assert_anthropic_error(early, 409, "conflict")
     stopped = await client.messages.batches.cancel(batch.id)
     assert stopped.processing_status == "canceling"
@@ -130,7 +109,7 @@ async def test_a_batch_is_cancelled(running: Service, client: AsyncAnthropic) ->
 
 
 async def test_lists_are_of_this_dialect_and_paged_both_ways(
-    running: Service, client: AsyncAnthropic
+    chatting: Service, client: AsyncAnthropic
 ) -> None:
     made = [
         (await client.messages.batches.create(requests=[asked("a", "{{chunks=1}}")])).id
@@ -141,9 +120,9 @@ async def test_lists_are_of_this_dialect_and_paged_both_ways(
     page = await client.messages.batches.list(before_id=made[0], limit=2)
     assert [one.id for one in page.data] == [made[2], made[1]]
     assert page.has_more
-    async with openai_client(running) as other:
+    async with openai_client(chatting) as other:
         assert [one async for one in other.batches.list()] == []
-        theirs = await running.client.get(f"/v1/batches/{made[0].replace('msgbatch_', 'batch_')}")
+        theirs = await chatting.client.get(f"/v1/batches/{made[0].replace('msgbatch_', 'batch_')}")
         assert theirs.status_code == 404
     for batch_id in made:
         await end_of(client, batch_id)
@@ -177,7 +156,7 @@ async def test_a_repeated_key_returns_the_first_batch(
         ([asked("a", "x", other=json.loads("[" * 70 + "]" * 70))], "nested deeper"),
     ],
 )
-async def test_wrong_batches_are_refused(running: Service, requests: Any, words: str) -> None:
-    answer = await running.client.post(PATH, json={"requests": requests})
+async def test_wrong_batches_are_refused(chatting: Service, requests: Any, words: str) -> None:
+    answer = await chatting.client.post(PATH, json={"requests": requests})
     error = assert_anthropic_error(answer, 400, "invalid_request")
     assert words in error["message"]

@@ -1,10 +1,6 @@
 """Data sets mapped by the client: each row once, across every interruption."""
 
 import asyncio
-import json
-import os
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -29,9 +25,9 @@ from llm_api_client import (
     RowFailedError,
     WaitTimeoutError,
 )
-from tests.conftest import ROOT, Service
-from tests.integration.client.support import blocking, url_of
-from tests.integration.support import serve, until
+from tests.conftest import Service
+from tests.integration.client.support import blocking, lines, run_killed, url_of
+from tests.integration.support import serve
 from tests.unit.api.test_startup_checks import STRONG
 from tests.unit.auth.test_jwt import sign
 
@@ -50,10 +46,6 @@ async def one(settings: Settings) -> AsyncIterator[Service]:
     """API and worker in one process, behind a socket."""
     async with serve(settings, with_worker=True) as service:
         yield service
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 async def test_each_row_is_answered_once(
@@ -285,30 +277,7 @@ async def test_a_killed_client_takes_up_its_job(
     one: Service, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
     number, out = 6000, tmp_path / "answers.jsonl"
-    environment = os.environ | {"LLM_API_URL": url_of(one), "PYTHONPATH": str(ROOT / "client")}
-
-    async def start() -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PROGRAM, str(number), out, env=environment,
-            stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-
-    for kills in range(1, 4):
-        process = await start()
-
-        async def has_written(some: int = kills * 1000) -> bool:
-            return out.exists() and out.read_bytes().count(b"\n") >= some
-
-        await until(has_written)
-        process.send_signal(signal.SIGKILL)
-        await process.wait()
-        with out.open("ab") as file:  # a line that was torn
-            file.write(b'{"key": "torn')
-    process = await start()
-    output, _ = await process.communicate()
-    assert output.decode().strip() == str(number)
-    answers = lines(out)
-    assert Counter(line["key"] for line in answers) == Counter(f"k{i}" for i in range(number))
+    answers = await run_killed(one, PROGRAM, number, out, at=(1000, 2000, 3000))
     assert all(line["text"] == line["key"].replace("k", "topic-") for line in answers)
     count = await connection.fetchval("SELECT count(*) FROM results")
     assert count == number

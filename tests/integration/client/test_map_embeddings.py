@@ -1,10 +1,5 @@
 """Vectors of a data set by the client's map: each row once, across interruptions, in files and in order."""
 
-import asyncio
-import os
-import signal
-import sys
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +10,11 @@ from pyarrow import parquet
 
 from app.core.settings import Settings
 from llm_api_client import AsyncClient, Client, ConfigurationError, Row
-from tests.conftest import ROOT, Service
+from tests.conftest import Service
 from tests.integration.api.test_embeddings import embed, pooling, settings
-from tests.integration.client.support import blocking, url_of
+from tests.integration.client.support import blocking, lines, run_killed, url_of
 from tests.integration.client.test_command_line import run
-from tests.integration.client.test_map import lines
-from tests.integration.support import serve, until
+from tests.integration.support import serve
 
 __all__ = ["pooling", "settings"]
 
@@ -152,30 +146,7 @@ async def test_a_killed_client_takes_up_its_vectors(
     one: Service, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
     number, out = 4000, tmp_path / "vectors.jsonl"
-    environment = os.environ | {"LLM_API_URL": url_of(one), "PYTHONPATH": str(ROOT / "client")}
-
-    async def start() -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PROGRAM, str(number), out, env=environment,
-            stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-
-    for kills in (1, 2):
-        process = await start()
-
-        async def has_written(some: int = kills * 500) -> bool:
-            return out.exists() and out.read_bytes().count(b"\n") >= some
-
-        await until(has_written)
-        process.send_signal(signal.SIGKILL)
-        await process.wait()
-        with out.open("ab") as file:
-            file.write(b'{"key":"torn","text":"","vector":[0.1,')
-    process = await start()
-    output, _ = await process.communicate()
-    assert output.decode().strip() == str(number)
-    answers = lines(out)
-    assert Counter(line["key"] for line in answers) == Counter(f"k{i}" for i in range(number))
+    answers = await run_killed(one, PROGRAM, number, out, at=(500, 1000))
     assert {len(line["vector"]) for line in answers} == {8}
     assert await connection.fetchval("SELECT count(*) FROM results") == number
 
