@@ -47,6 +47,6 @@ def tool_settings(
 
 @pytest.fixture
 async def calling(tool_settings: Settings) -> AsyncIterator[Service]:
-    """That service, behind a socket."""
+    """A service with those settings, behind a socket."""
     async with serve(tool_settings, with_worker=True) as service:
         yield service
