@@ -2,6 +2,9 @@
 
 Each host, PostgreSQL and Triton are network namespaces of one machine, which share its cores. The
 simulation, calibrated in the same run, has the same layout; then each host with a core of its own.
+
+Two hosts are measured again behind PgBouncer, then with a standby that each commit waits for, then with a
+second Triton, each on a further host.
 """
 
 import asyncio
@@ -9,23 +12,34 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
 
 from app.cli.up import processes
-from app.cli.up.postgres import DATABASE
+from app.cli.up.postgres import DATABASE, USER
 from app.cli.up.service import migrate
-from bench import progress
+from app.core.settings import Settings
+from bench import pgbouncer, progress
 from bench.calibration import ONE_CHUNK, Loops, calibrate
 from bench.cpu import Sample, busy_seconds, measure
 from bench.load import Callers, Load, connect, post
-from bench.network import Host, HostPart, HostPostgres, HostTriton, network
+from bench.network import (
+    Host,
+    HostPart,
+    HostPgBouncer,
+    HostPostgres,
+    HostStandby,
+    HostTriton,
+    NoNetworkError,
+    network,
+)
 from bench.report import Options, Report
 from bench.servers import MODEL, House
 from bench.service_model import Costs, Layout, simulate
+from bench.standby import execute, make_synchronous
 from bench.statements import measure_notifications, measure_statements
 
 _HOSTS = (1, 2, 4)
@@ -33,6 +47,8 @@ _CALLERS = 64  # of all hosts together
 _WARM_UP_SECONDS = 1.0
 _SIMULATED_SECONDS = 2.0
 _LEAST, _MOST = 0.75, 1.33
+_MORE_HOSTS = 2  # before which parts are added
+_POOLED = 16  # connections of PgBouncer to PostgreSQL
 _ROOT = Path(__file__).resolve().parents[1]
 _COLUMNS = ["lives/s", "simulated", "hosts apart", "p50 ms", "service us", "Postgres us", "others"]
 
@@ -48,19 +64,25 @@ class _Server:
 
 @dataclass(slots=True, frozen=True)
 class _Site:
-    """PostgreSQL and Triton on hosts of their own, and hosts that wait for a service."""
+    """PostgreSQL and Triton on hosts of their own, and hosts that wait for a service.
 
-    hosts: Sequence[Host]
+    Parts that are added serve each later `service`.
+    """
+
+    hosts: Mapping[str, Host]
+    postgres: HostPostgres
+    triton: HostTriton
     environment: dict[str, str]
     parts: dict[str, int]
     logs: Path
+    exits: contextlib.AsyncExitStack
 
     @contextlib.asynccontextmanager
     async def service(self, count: int) -> AsyncIterator[list[_Server]]:
         """An API with a worker on each of so many hosts."""
         async with contextlib.AsyncExitStack() as stack:
             servers = []
-            for host in self.hosts[:count]:
+            for host in (self.hosts[f"h{number}"] for number in range(count)):
                 port = processes.free_port()
                 settings = self.environment | {
                     "LLM_HOST": host.address,
@@ -78,6 +100,45 @@ class _Site:
                 servers.append(_Server(host, port, part.pid))
             yield servers
 
+    async def add_pgbouncer(self) -> None:
+        """Put PgBouncer before PostgreSQL; the listeners stay with PostgreSQL."""
+        program = pgbouncer.binary()
+        if program is None:
+            raise NoNetworkError("needs pgbouncer")
+        settings = Settings.model_validate(self.environment)
+        for statement in pgbouncer.role_settings(settings):
+            await execute(self.postgres, statement)
+        host, (address, port) = self.hosts["pool"], settings.database_addresses()[0]
+        server = pgbouncer.Address(address, port, USER, self.postgres.password)
+        bouncer = HostPgBouncer(program, self.logs, server, host.address, _POOLED)
+        bouncer.host = host
+        await self._start(bouncer)
+        self.parts["pgbouncer"] = bouncer.pid
+        self.environment["LLM_DATABASE_LISTENER_URL"] = self.environment["LLM_DATABASE_URL"]
+        self.environment["LLM_DATABASE_URL"] = bouncer.address
+
+    async def add_standby(self) -> None:
+        """Have each commit wait for a standby's disk."""
+        directory = self.logs / "standby"
+        standby = HostStandby(directory, self.logs / "standby.log", self.postgres)
+        standby.host = self.hosts["standby"]
+        await self._start(standby)
+        await make_synchronous(self.postgres)
+        self.parts["standby"] = standby.pid
+
+    async def add_triton(self) -> None:
+        """Add a Triton with the same model."""
+        triton = _make_triton(self.logs, self.hosts["gpu2"])
+        triton.secret = self.triton.secret
+        await self._start(triton)
+        self.parts["triton 2"] = triton.pid
+        addresses = [one.address("grpc") for one in (self.triton, triton)]
+        self.environment["TRITON_GRPC_SERVICE"] = ",".join(addresses)
+
+    async def _start(self, part: HostPgBouncer | HostStandby | HostTriton) -> None:
+        self.exits.push_async_callback(part.stop)
+        await part.start()
+
 
 async def run(house: House, options: Options) -> Report:
     """Calibrate the simulation, then measure beside it."""
@@ -89,7 +150,25 @@ async def run(house: House, options: Options) -> Report:
             async with site.service(count) as servers:
                 found = [await _measure(site, servers, options) for _ in range(options.rounds)]
             _add(report, count, found, costs)
+        await _measure_more(site, report, options)
     return report
+
+
+async def _measure_more(site: _Site, report: Report, options: Options) -> None:
+    """Two hosts again, with one part more each time."""
+    name = f"{_MORE_HOSTS} hosts"
+    added = {
+        "PgBouncer": site.add_pgbouncer,
+        "a standby": site.add_standby,
+        "a second Triton": site.add_triton,
+    }
+    for part, add in added.items():
+        name += f", {part}"
+        progress.show(name)
+        await add()
+        async with site.service(_MORE_HOSTS) as servers:
+            found = [await _measure(site, servers, options) for _ in range(options.rounds)]
+        _add_row(report, name, found, None, None)
 
 
 async def _calibrate(house: House, options: Options) -> Costs:
@@ -106,17 +185,12 @@ async def _calibrate(house: House, options: Options) -> Costs:
 
 @contextlib.asynccontextmanager
 async def _open_site(directory: Path) -> AsyncIterator[_Site]:
-    names = ["db", "gpu", *(f"h{number}" for number in range(max(_HOSTS)))]
+    names = ["db", "gpu", "pool", "standby", "gpu2"]
     async with contextlib.AsyncExitStack() as stack:
-        hosts = stack.enter_context(network(names))
+        hosts = stack.enter_context(network([*names, *(f"h{one}" for one in range(max(_HOSTS)))]))
         postgres = HostPostgres(directory / "postgres", directory / "postgres.log")
-        triton = HostTriton(
-            _ROOT / ".venv-triton",
-            directory / "triton",
-            {MODEL: _ROOT / "triton" / "models" / MODEL},
-            directory / "triton.log",
-        )
-        postgres.host, triton.host = hosts["db"], hosts["gpu"]
+        postgres.host = hosts["db"]
+        triton = _make_triton(directory, hosts["gpu"])
         for part in (postgres, triton):
             stack.push_async_callback(part.stop)
             await part.start()
@@ -129,9 +203,19 @@ async def _open_site(directory: Path) -> AsyncIterator[_Site]:
             "LLM_ALLOW_UNAUTHENTICATED": "true",
         }
         await migrate(environment, directory / "migrate.log")
-        serving = [hosts[name] for name in names[2:]]
         pids = {"postgres": postgres.pid, "triton": triton.pid}
-        yield _Site(serving, environment, pids, directory)
+        yield _Site(hosts, postgres, triton, environment, pids, directory, stack)
+
+
+def _make_triton(directory: Path, host: Host) -> HostTriton:
+    triton = HostTriton(
+        _ROOT / ".venv-triton",
+        directory / host.namespace,
+        {MODEL: _ROOT / "triton" / "models" / MODEL},
+        directory / f"{host.namespace}.log",
+    )
+    triton.host = host
+    return triton
 
 
 _Measured = tuple[Sample, float]  # and the cores that other programs used meanwhile
@@ -164,13 +248,27 @@ async def _together(callers: Sequence[Callers], request: bytes, seconds: float) 
 
 
 def _add(report: Report, count: int, measured: Sequence[_Measured], costs: Costs) -> None:
-    samples, shares = zip(*measured, strict=True)
-    others = statistics.median(shares)
+    others = statistics.median(share for _, share in measured)
     here = Layout(callers=_CALLERS, apis=count, others=others)
     apart = replace(here, api_cores=1, is_one_host=False, others=0.0, callers=_CALLERS * count)
     simulated, alone = (
         simulate(costs, layout, _SIMULATED_SECONDS).rate for layout in (here, apart)
     )
+    name = f"{count} host{'s' * (count > 1)}"
+    rate = _add_row(report, name, measured, simulated, alone)
+    report.check(f"{name}: simulated : measured, the least", simulated / rate, ">=", _LEAST)
+    report.check(f"{name}: simulated : measured, the largest", simulated / rate, "<=", _MOST)
+
+
+def _add_row(
+    report: Report,
+    name: str,
+    measured: Sequence[_Measured],
+    simulated: float | None,
+    alone: float | None,
+) -> float:
+    """The rate."""
+    samples, shares = zip(*measured, strict=True)
     rate = statistics.median(sample.load.rate for sample in samples)
     services = [part for part in samples[0].cpu if part.startswith("service")]
     figures = [
@@ -180,10 +278,8 @@ def _add(report: Report, count: int, measured: Sequence[_Measured], costs: Costs
         statistics.median(sample.load.median_milliseconds() for sample in samples),
         statistics.median(sample.microseconds(*services) for sample in samples),
         statistics.median(sample.microseconds("postgres") for sample in samples),
-        others,
+        statistics.median(shares),
     ]
-    name = f"{count} host{'s' * (count > 1)}"
     report.rows.append((name, figures))
     report.raw[name] = [{"rate": one.load.rate, "cpu": one.cpu} for one in samples]
-    report.check(f"{name}: simulated : measured, the least", simulated / rate, ">=", _LEAST)
-    report.check(f"{name}: simulated : measured, the largest", simulated / rate, "<=", _MOST)
+    return float(rate)

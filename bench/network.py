@@ -14,6 +14,8 @@ from pathlib import Path
 from app.cli.up.postgres import HOST, EmbeddedPostgres
 from app.cli.up.service import ServicePart
 from app.cli.up.triton import EmbeddedTriton
+from bench.pgbouncer import PgBouncer
+from bench.standby import Standby
 
 _CLONE_NEWNET = 0x40000000
 _NAMESPACES = Path("/run/netns")
@@ -142,6 +144,25 @@ class HostPostgres(EmbeddedPostgres):
     @property
     def address(self) -> str:
         return self.host.address
+
+
+class HostStandby(HostPostgres, Standby):
+    """A standby on a host."""
+
+
+class HostPgBouncer(PgBouncer):
+    """PgBouncer on a host."""
+
+    host: Host
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with self.host.entered():
+            return super()._spawn()
 
 
 class HostTriton(EmbeddedTriton):

@@ -1,9 +1,9 @@
 """Partitions of a network of hosts, and parts on them that tests may kill."""
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
 
+from bench import network
 from bench.network import Host, HostPart, HostPostgres, HostTriton
 from tests.chaos.replication import Standby
 from tests.chaos.stack import MortalPostgres, MortalTriton, Process
@@ -40,18 +40,12 @@ class MortalHostPostgres(HostPostgres, MortalPostgres):
     """PostgreSQL on a host."""
 
 
-class MortalHostStandby(HostPostgres, Standby):
+class MortalHostStandby(network.HostStandby, Standby):
     """A standby on a host."""
 
 
-class HostPgBouncer(PgBouncer):
+class HostPgBouncer(network.HostPgBouncer, PgBouncer):
     """PgBouncer on a host."""
-
-    host: Host
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        with self.host.entered():
-            return super()._spawn()
 
 
 class MortalHostTriton(HostTriton, MortalTriton):

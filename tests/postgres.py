@@ -13,6 +13,7 @@ import asyncpg
 import psutil
 
 from app.cli.up.postgres import DATABASE, HOST, USER, EmbeddedPostgres
+from bench.pgbouncer import Address
 
 IMAGE = "postgres:18"
 # On a disk, making and dropping a test's database takes three times the processor time.
@@ -22,13 +23,9 @@ _PREFIX = "llm-tests-"  # and the id of the process that removes the directory
 
 
 @dataclass(frozen=True)
-class PostgresServer:
-    """The address of a server, and a user that may create databases on it."""
+class PostgresServer(Address):
+    """A server for tests."""
 
-    host: str
-    port: int
-    user: str
-    password: str
     maintenance_database: str
 
     async def execute(self, statement: str) -> None:

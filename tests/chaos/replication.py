@@ -8,49 +8,18 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import asyncpg
 import psutil
 
-from app.cli.up import processes
-from app.cli.up.postgres import DATABASE, NOBODY, USER, EmbeddedPostgres
-from app.cli.up.processes import StartError
+from app.cli.up.postgres import DATABASE, USER, EmbeddedPostgres
 from app.cli.up.service import migrate
-from tests.chaos.stack import MortalPostgres, until
+from bench import standby
+from bench.standby import execute, fetch
+from tests.chaos.stack import MortalPostgres
 from tests.postgres import PostgresServer
 
-STANDBY = "standby"  # its name in synchronous_standby_names, and of its slot
-_PATIENCE = 30.0  # seconds
 
-
-class Standby(MortalPostgres):
-    """Made by pg_basebackup from a primary that is up, which keeps the log for it in a slot."""
-
-    def __init__(self, directory: Path, log_file: Path, primary: EmbeddedPostgres) -> None:
-        super().__init__(directory, log_file)
-        self._primary = primary
-
-    async def _initialise(self, binaries: Path) -> None:
-        self.directory.mkdir(mode=0o700)
-        password_file = self.directory / "password"
-        password_file.touch(mode=0o600)
-        password_file.write_text(self._primary.password)
-        self._cluster.mkdir(mode=0o700)
-        if os.geteuid() == 0:
-            os.chown(self._cluster, NOBODY, NOBODY)
-        source = (
-            f"host={self._primary.address} port={self._primary.port} user={USER} "
-            f"password={self._primary.password} application_name={STANDBY}"
-        )
-        options = [f"--dbname={source}", f"--pgdata={self._cluster}", "--write-recovery-conf"]
-        options += ["--create-slot", f"--slot={STANDBY}", "--checkpoint=fast"]
-        process = self._spawn([binaries / "pg_basebackup", *options])
-        if await processes.wait_exit(process) != 0:
-            last = processes.last_lines(self.log_file, 0)
-            raise StartError(f"pg_basebackup failed: {last}")
-
-    async def _ensure_database(self) -> None:
-        """It came with the copy."""
-        await execute(self, "SELECT 1")
+class Standby(standby.Standby, MortalPostgres):
+    """A standby that can be killed, frozen and promoted."""
 
     async def promote(self) -> None:
         """Make it a primary; returns when it takes writes."""
@@ -70,20 +39,10 @@ class Pair:
         return ",".join(f"{one.address}:{one.port}" for one in (self.primary, self.standby))
 
     async def make_synchronous(self) -> None:
-        """From now on nothing is committed that the standby has not on its disk."""
-        await execute(self.primary, f"ALTER SYSTEM SET synchronous_standby_names = '{STANDBY}'")
-        await execute(self.primary, "SELECT pg_reload_conf()")
-        await self.until_streaming("sync")
+        await standby.make_synchronous(self.primary)
 
     async def until_streaming(self, state: str) -> None:
-        """Wait until the standby streams, with this `sync_state`."""
-
-        async def is_so() -> bool:
-            query = "SELECT state, sync_state FROM pg_stat_replication"
-            rows = [tuple(row) for row in await fetch(self.primary, query)]
-            return rows == [("streaming", state)]
-
-        await until(is_so, _PATIENCE, f"the standby streams ({state})")
+        await standby.until_streaming(self.primary, state)
 
     async def stall(self) -> None:
         """Have the primary send nothing more, as over a network that stalls."""
@@ -109,26 +68,6 @@ async def open_pair(
         yield pair
     finally:
         await asyncio.gather(primary.stop(), standby.stop())
-
-
-async def execute(server: EmbeddedPostgres, statement: str) -> None:
-    """Run a statement that has no answer, on a connection of its own."""
-    await fetch(server, statement)
-
-
-async def fetch(server: EmbeddedPostgres, query: str) -> list[asyncpg.Record]:
-    """Ask a server, whichever it is."""
-    connection = await asyncpg.connect(
-        host=server.address,
-        port=server.port,
-        user=USER,
-        password=server.password,
-        database=DATABASE,
-    )
-    try:
-        return list(await connection.fetch(query))
-    finally:
-        await connection.close()
 
 
 def address(server: EmbeddedPostgres) -> PostgresServer:

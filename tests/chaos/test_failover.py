@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from app.cli.up.triton import EmbeddedTriton
+from bench.standby import execute, fetch
 from tests.chaos.failover import Plan, fail_over, make_prompts, open_service
 from tests.chaos.history import check_history, check_logs
 from tests.chaos.http_client import Answer
-from tests.chaos.replication import Pair, address, execute, fetch, open_pair
+from tests.chaos.replication import Pair, address, open_pair
 from tests.chaos.stack import (
     LEASE_SECONDS,
     PARAMETERS,

@@ -11,7 +11,8 @@ import asyncpg
 
 from app.cli.up.postgres import EmbeddedPostgres
 from app.cli.up.processes import StartError
-from tests.chaos.replication import Pair, Standby, execute, fetch
+from bench.standby import execute, fetch
+from tests.chaos.replication import Pair, Standby
 from tests.chaos.stack import MortalPostgres
 
 _FAILURES = (StartError, OSError, AssertionError, TimeoutError, asyncpg.PostgresError)
