@@ -214,7 +214,7 @@ class Bare:
     def __init__(
         self,
         directory: Path,
-        token_dtype: Literal["u8", "u16"],
+        token_dtype: Literal["u8", "u16", "u32"],
         end_id: int,
         vocab_size: int,
         words: Speaks,

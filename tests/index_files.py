@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 
-from app.infini_gram.manifest import FORMAT, KINDS, WIDTH, Manifest, entry_of
+from app.infini_gram.declarations import WIDTH
+from app.infini_gram.manifest import FORMAT, KINDS, Manifest, entry_of
 from app.infini_gram.tokenizer import Tokenizer
 
 
@@ -40,14 +41,18 @@ def write_index(directory: Path, shards: Sequence[Shard], tokenizer: Tokenizer) 
         table = b"".join(one.to_bytes(pointer_width, "little") for one in suffixes(stream, width))
         metadata = [orjson.dumps(text.metadata) + b"\n" for text in shard]
         counts = Counter(stream[n : n + width] for n in range(0, len(stream), width))
-        unigrams = [counts[n.to_bytes(width, "little")] for n in range(256**width)]
+        unigrams = (
+            [f"{counts[bytes([n])]}\n" for n in range(256)]
+            if width == 1
+            else [f"{int.from_bytes(one, 'little')} {n}\n" for one, n in counts.items()]
+        )
         contents = {
             "tokenized": stream,
             "table": table,
             "offset": _offsets([width * (len(text.ids) + 1) for text in shard]),
             "metadata": b"".join(metadata),
             "metaoff": _offsets([len(line) for line in metadata]),
-            "unigram": "".join(f"{count}\n" for count in unigrams).encode(),
+            "unigram": "".join(unigrams).encode(),
         }
         for kind, content in contents.items():
             (directory / f"{kind}.{number}").write_bytes(content)

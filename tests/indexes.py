@@ -71,3 +71,15 @@ def build_index(
     declaration = Declaration(name, directory / name, tokenizer, "of a test")
     engine = Engine(declaration)
     return BuiltIndex(declaration, engine, [engine.tokenizer.encode(text) for text in texts])
+
+
+def wide_tokenizer(file: Path, first: int = 131_000) -> Path:
+    """The demo tokenizer with all ids from `first` on: they need four bytes, and some end in 0xffff."""
+    document = orjson.loads(DEMO_TOKENIZER.read_bytes())
+    vocabulary = document["model"]["vocab"]
+    for token in vocabulary:
+        vocabulary[token] += first
+    for token in document["added_tokens"]:
+        token["id"] += first
+    file.write_bytes(orjson.dumps(document))
+    return file

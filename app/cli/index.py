@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from app.cli.arguments import Run, add_command, add_subcommands, whole_number
+from app.cli.progress_line import ProgressLine
 from app.cli.table import write_table
 from app.core.errors import EngineError
 from app.inference.tokenizer_files import tokenizer_file
@@ -16,6 +17,8 @@ from app.infini_gram.builder import build
 from app.infini_gram.corpus import CorpusError
 from app.infini_gram.declarations import (
     BYTES,
+    MAX_DIRECTORIES,
+    MAX_VOCABULARY,
     Declaration,
     DeclarationError,
     add_declaration,
@@ -29,11 +32,6 @@ from app.infini_gram.manifest import Manifest, ManifestError, remember_verified,
 from app.infini_gram.tokenizer import TokenizerError
 
 _INTERRUPTED = 130
-_REDRAW_SECONDS = 0.2
-_REPEAT_SECONDS = 5.0
-# The first moments give no reliable rate.
-_ETA_AFTER_SECONDS = 3.0
-
 
 _EPILOG = """examples:
   python -m app index build news/ --name news --model demo
@@ -50,15 +48,16 @@ _BUILD_EPILOG = """A corpus is a .txt or .jsonl file, or a directory of them, pl
 Each line of a .jsonl file is a document: {"text": "...", and any other members as its metadata}.
 A .txt file is one document; --split takes its blocks or its lines instead.
 
-For the outputs of one model, use that model's own tokenizer (--model, --tokenizer): token
-ids must be below 65535. `bytes` needs none, finds any piece of text, and makes a larger index.
+For the outputs of one model, use that model's own tokenizer (--model, --tokenizer). Token ids from
+65535 take four bytes each instead of two. `bytes` needs none and finds any piece of text.
 
 The index is complete when the command ends with status 0. If it fails or is interrupted, no files
 are left. Status 2: the input was wrong; one line names the place and the error."""
 
 _ADOPT_EPILOG = """Checks the files, and writes manifest.json with their sizes and checksums beside them. From then on
 the service opens the index, and notices changes of its files. The tokenizer must be the one that the
-index was built with (of one or two bytes a token); the command cannot verify that completely."""
+index was built with; the command cannot verify that completely. The files' sizes show whether a token
+has two bytes or four. A directory that has a manifest already is taken as it is."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,8 +67,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     build.add_argument("corpus", type=_path, help="a .txt or .jsonl file, or a directory of them")
     text = "Import an index that the package infini-gram built."
     adopt = add_command(actions, "adopt", text, _adopt, _ADOPT_EPILOG)
-    text = "the directory of its files: tokenized.0, table.0, ..."
-    adopt.add_argument("directory", type=_path, help=text)
+    text = "a directory of its files: tokenized.0, table.0, ...; several make one index"
+    adopt.add_argument("directories", type=_path, nargs="+", metavar="directory", help=text)
     text = "Show the declared indexes, and whether each can be opened."
     listing = add_command(actions, "list", text, _list)
     text = "Read all files of an index, and compare them with its manifest."
@@ -101,7 +100,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--ulimit", type=whole_number(64, 1_048_576), metavar="N", help=text)
     for command in (build, adopt):
         text = "id of the end-of-text token, if the tokenizer's files do not name it"
-        command.add_argument("--end-id", type=whole_number(0, 65_534), metavar="ID", help=text)
+        command.add_argument(
+            "--end-id", type=whole_number(0, MAX_VOCABULARY - 1), metavar="ID", help=text
+        )
     file = os.environ.get("LLM_INDEXES_FILE") or None
     for command in (build, adopt, listing, check):
         text = "TOML file of the declarations, instead of LLM_INDEXES_FILE"
@@ -163,7 +164,7 @@ def _build(options: argparse.Namespace) -> int:
         if found.path != directory:
             raise DeclarationError(f"{file} declares {options.name!r} elsewhere: in {found.path}")
     begun = time.monotonic()
-    with _Line() as line:
+    with ProgressLine() as line:
         manifest = build(
             BuildOptions(
                 corpus=options.corpus,
@@ -186,22 +187,26 @@ def _build(options: argparse.Namespace) -> int:
         tokenizer=str(inside) if inside.exists() else BYTES,
         description=options.description,
     )
-    sys.stdout.write(f"{_summary(manifest)}, {directory} ({time.monotonic() - begun:.1f} s)\n")
+    sys.stdout.write(f"{_summary([manifest])}, {directory} ({time.monotonic() - begun:.1f} s)\n")
     return _declare(file, declaration, declared.get(options.name))
 
 
 @_command
 def _adopt(options: argparse.Namespace) -> int:
     file: Path | None = options.file
-    directory: Path = options.directory.absolute()
+    paths: list[Path] = [one.absolute() for one in options.directories]
+    if len(paths) > MAX_DIRECTORIES or len(set(paths)) < len(paths):
+        raise DeclarationError(f"An index has at most {MAX_DIRECTORIES} directories, all different")
     if options.name in _declared(file):
         raise DeclarationError(f"{file} declares an index {options.name!r} already")
     tokenizer = _tokenizer(options)
     place = tokenizer if tokenizer == BYTES else str(Path(tokenizer).absolute())
-    declaration = Declaration(options.name, directory, place, options.description)
-    with _Line() as line:
-        manifest = adopt(declaration, options.end_id, line.report)
-    sys.stdout.write(f"{_summary(manifest)}, {directory}\n")
+    declaration = Declaration(
+        options.name, paths[0], place, options.description, more_paths=tuple(paths[1:])
+    )
+    with ProgressLine() as line:
+        manifests = adopt(declaration, options.end_id, line.report)
+    sys.stdout.write(f"{_summary(manifests)}, {', '.join(map(str, paths))}\n")
     return _declare(file, declaration, None)
 
 
@@ -230,11 +235,15 @@ def _list(options: argparse.Namespace) -> int:
     rows = [["index", "documents", "tokens", "size", "tokenizer", "state"]]
     for one in _declared(_needed_file(options)).values():
         try:
-            manifest = verify(one.path, checksums=False)
+            found = [verify(path, checksums=False) for path in one.paths]
             Engine(one)
-            unknown = unverified(one.path, manifest)
+            unknown = [
+                name
+                for path, manifest in zip(one.paths, found, strict=True)
+                for name in unverified(path, manifest)
+            ]
             state = f"{unknown[0]} is unverified: check it" if unknown else "ok"
-            rows.append([one.name, *_figures(manifest), one.tokenizer, state])
+            rows.append([one.name, *_figures(found), one.tokenizer, state])
         except (ManifestError, TokenizerError, EngineError) as error:
             rows.append([one.name, "-", "-", "-", one.tokenizer, str(error)])
     write_table(rows)
@@ -250,15 +259,19 @@ def _check(options: argparse.Namespace) -> int:
         known = ", ".join(declared) or "none"
         raise DeclarationError(f"{file} declares no index {options.name!r}; there are: {known}")
     try:
-        with _Line() as line:
-            manifest = verify(
-                found.path, report=lambda done, of: line.report("checksums", done / max(1, of), "")
-            )
+        with ProgressLine() as line:
+            manifests = [
+                verify(
+                    path, report=lambda done, of: line.report("checksums", done / max(1, of), "")
+                )
+                for path in found.paths
+            ]
         Engine(found)
     except (ManifestError, TokenizerError) as error:
         return _fail(str(error), 1)
-    remember_verified(found.path, manifest)
-    sys.stdout.write(f"{found.name} is unchanged: {_summary(manifest)}\n")
+    for path, manifest in zip(found.paths, manifests, strict=True):
+        remember_verified(path, manifest)
+    sys.stdout.write(f"{found.name} is unchanged: {_summary(manifests)}\n")
     return 0
 
 
@@ -294,49 +307,20 @@ def _tokenizer(options: argparse.Namespace) -> str:
 # --- Output ------------------------------------------------------------------------------------------
 
 
-def _figures(manifest: Manifest) -> list[str]:
-    size = manifest.size
+def _figures(manifests: list[Manifest]) -> list[str]:
+    size = sum(one.size for one in manifests)
     text = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-    return [f"{manifest.documents:,}", f"{manifest.tokens:,}", text]
+    documents, tokens = (
+        f"{sum(getattr(one, name) for one in manifests):,}" for name in ("documents", "tokens")
+    )
+    return [documents, tokens, text]
 
 
-def _summary(manifest: Manifest) -> str:
-    documents, tokens, size = _figures(manifest)
+def _summary(manifests: list[Manifest]) -> str:
+    documents, tokens, size = _figures(manifests)
     return f"{documents} documents, {tokens} tokens, {size}"
 
 
 def _fail(line: str, status: int = 2) -> int:
     sys.stderr.write(f"{line}\n")
     return status
-
-
-class _Line:
-    """Progress: one changing line on a terminal, else a line from time to time."""
-
-    def __init__(self) -> None:
-        self._moves = sys.stderr.isatty()
-        self._step = ""
-        self._begun = self._reported_at = time.monotonic()
-
-    def __enter__(self) -> "_Line":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._moves:
-            sys.stderr.write("\r\x1b[K")
-
-    def report(self, step: str, share: float, detail: str) -> None:
-        now = time.monotonic()
-        if step != self._step:
-            self._step, self._begun = step, now
-        if now - self._reported_at < (_REDRAW_SECONDS if self._moves else _REPEAT_SECONDS):
-            return
-        self._reported_at = now
-        passed = now - self._begun
-        # A step that writes its output at its end has no share before.
-        parts = [f"{step} {share:.0%}" if share > 0 else f"{step}, {passed:.0f} s so far"]
-        if share > 0 and passed > _ETA_AFTER_SECONDS:
-            parts.append(f"{passed / share - passed:.0f} s left")
-        text = ", ".join(filter(None, [*parts, detail]))
-        sys.stderr.write(f"\r\x1b[K{text[:78]}" if self._moves else f"{text}\n")
-        sys.stderr.flush()

@@ -23,15 +23,15 @@ from app.core.errors import EngineError
 from app.core.memory import available_memory
 from app.infini_gram.build_options import BuildError, BuildOptions, Report
 from app.infini_gram.corpus import Corpus
-from app.infini_gram.declarations import BYTES, Declaration
+from app.infini_gram.declarations import BYTES, TYPE_CODE, WIDTH, Declaration
 from app.infini_gram.engine import MISSING_PACKAGE, Engine
-from app.infini_gram.manifest import FORMAT, KINDS, WIDTH, Manifest, entry_of
-from app.infini_gram.suffix_array import make_suffix_array, pointer_width
+from app.infini_gram.manifest import FORMAT, KINDS, Manifest, entry_of
+from app.infini_gram.suffix_array import array_bytes, make_suffix_array
 from app.infini_gram.token_files import WrittenTokens, write_tokens
 from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
 
 # Bytes of memory for each byte of tokens: the indexer's own figures, by which it divides the work.
-_MEMORY_FACTOR = {"u8": 12, "u16": 8}
+_MEMORY_FACTOR = {"u8": 12, "u16": 8, "u32": 8}
 _BASE_MEMORY = 300_000_000  # Python, numpy, a batch of texts
 _BASE_DISK = 20_000_000
 _MIN_BYTES_PER_TOKEN = 3  # of text: a lower bound for common tokenizers
@@ -136,9 +136,8 @@ def _verify(directory: Path, written: WrittenTokens) -> None:
     inside = directory / "tokenizer.json"
     tokenizer = str(inside) if inside.exists() else BYTES
     engine = Engine(Declaration(directory.name, directory, tokenizer))
-    code = "B" if tokenizer == BYTES else "H"
     for tokens in (written.first, written.last):
-        if not engine.count(list(array(code, tokens))).count:
+        if not engine.count(list(array(TYPE_CODE[engine.token_dtype], tokens))).count:
             raise EngineError("The new index does not find what was put into it.")
 
 
@@ -159,7 +158,7 @@ def _check_space(
 ) -> None:
     size = tokens * WIDTH[tokenizer.dtype]
     # At its peak the array exists twice: in parts and merged, or merged and whole.
-    disk = 2 * tokens * pointer_width(size) + (size if is_estimate else 0) + _BASE_DISK
+    disk = 2 * array_bytes(size, tokenizer.dtype) + (size if is_estimate else 0) + _BASE_DISK
     memory = min(options.memory, size * _MEMORY_FACTOR[tokenizer.dtype]) + _BASE_MEMORY
     about = "about " if is_estimate else ""
     free = shutil.disk_usage(directory).free

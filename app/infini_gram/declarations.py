@@ -1,7 +1,7 @@
 """The indexes that a process opens, declared in one TOML file.
 
     [indexes."pile"]
-    path = "/data/indexes/pile"            # or relative to this file
+    path = "/data/indexes/pile"            # or relative to this file; or a list of directories
     tokenizer = "/data/indexes/pile/tokenizer.json"   # or "bytes"; default: what is in the index
     description = "The Pile, validation set"
     delimiters = { "\\n" = 13, "." = 29889 }   # attribution: ids of delimiters, where it matters
@@ -20,7 +20,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 BYTES = "bytes"  # the tokenizer that makes a token of each byte
-TokenDtype = Literal["u8", "u16"]
+TokenDtype = Literal["u8", "u16", "u32"]
+WIDTH: dict[TokenDtype, int] = {"u8": 1, "u16": 2, "u32": 4}
+TYPE_CODE: dict[TokenDtype, str] = {"u8": "B", "u16": "H", "u32": "I"}  # of `array`
+# Ids are below it: far above any tokenizer, and small enough to count them all when an index opens.
+MAX_VOCABULARY = 1 << 24
+MAX_DIRECTORIES = 64
 
 # First segments of the service's own paths, and of some that a proxy or a browser requests: no index
 # may hide behind them. A test compares the set with the actual routes.
@@ -42,8 +47,9 @@ class DeclarationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One index: its path and the source of its tokenizer. Its manifest has the rest.
+    """One index: its directories and the source of its tokenizer. Their manifests have the rest.
 
+    Each directory is an index of the same tokenizer; the engine searches all of them as one.
     `tokenizer` is the path of a tokenizer.json, or "bytes". `delimiters` are token ids of texts
     that the tokenizer would encode differently when they stand alone.
     """
@@ -53,10 +59,11 @@ class Declaration:
     tokenizer: str
     description: str = ""
     delimiters: Mapping[str, int] = field(default_factory=dict)
+    more_paths: tuple[Path, ...] = ()
 
     @property
-    def token_dtype(self) -> TokenDtype:
-        return "u8" if self.tokenizer == BYTES else "u16"
+    def paths(self) -> tuple[Path, ...]:
+        return (self.path, *self.more_paths)
 
 
 def check_name(name: str) -> str:
@@ -129,7 +136,9 @@ def to_toml(declaration: Declaration, directory: Path | None = None) -> str:
         is_below = directory is not None and path.is_relative_to(directory)
         return _quoted(str(path.relative_to(directory) if directory and is_below else path))
 
-    lines = [f"[indexes.{_quoted(declaration.name)}]", f"path = {place(declaration.path)}"]
+    places = [place(path) for path in declaration.paths]
+    path = places[0] if len(places) == 1 else f"[{', '.join(places)}]"
+    lines = [f"[indexes.{_quoted(declaration.name)}]", f"path = {path}"]
     is_bytes = declaration.tokenizer == BYTES
     tokenizer = _quoted(BYTES) if is_bytes else place(Path(declaration.tokenizer))
     lines.append(f"tokenizer = {tokenizer}")
@@ -155,17 +164,29 @@ def _declaration(name: str, table: object, file: Path) -> Declaration:
         raise DeclarationError(
             f"{place}.{unknown[0]}: unknown; there are {', '.join(sorted(_KEYS))}"
         )
-    path = Path(_text(table, "path", place)).expanduser()
-    if path == Path():
-        raise DeclarationError(f"{place}.path: missing")
-    path = file.absolute().parent / path
+    paths = _paths(table, place, file)
     return Declaration(
         name=name,
-        path=path,
-        tokenizer=_tokenizer(_text(table, "tokenizer", place), path, file),
+        path=paths[0],
+        more_paths=tuple(paths[1:]),
+        tokenizer=_tokenizer(_text(table, "tokenizer", place), paths[0], file),
         description=_text(table, "description", place),
         delimiters=_delimiters(table.get("delimiters", {}), f"{place}.delimiters"),
     )
+
+
+def _paths(table: Mapping[str, Any], place: str, file: Path) -> list[Path]:
+    value = table.get("path", "")
+    texts = value if isinstance(value, list) else [value]
+    if len(texts) > MAX_DIRECTORIES:
+        raise DeclarationError(f"{place}.path: has more than {MAX_DIRECTORIES} directories")
+    paths = [Path(_text({"path": text}, "path", place)).expanduser() for text in texts]
+    if not paths or Path() in paths:
+        raise DeclarationError(f"{place}.path: missing")
+    paths = [file.absolute().parent / path for path in paths]
+    if len(set(paths)) < len(paths):
+        raise DeclarationError(f"{place}.path: has a directory twice")
+    return paths
 
 
 def _tokenizer(text: str, path: Path, file: Path) -> str:
@@ -187,7 +208,7 @@ def _text(table: Mapping[str, Any], key: str, place: str) -> str:
 
 def _delimiters(value: object, place: str) -> Mapping[str, int]:
     if not isinstance(value, dict) or not all(
-        type(token) is int and 0 <= token < 65_535 for token in value.values()
+        type(token) is int and 0 <= token < MAX_VOCABULARY for token in value.values()
     ):
-        raise DeclarationError(f"{place}: must be a table of token ids (0 to 65534)")
+        raise DeclarationError(f"{place}: must be a table of token ids (0 to {MAX_VOCABULARY - 1})")
     return value

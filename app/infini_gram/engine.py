@@ -15,13 +15,14 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from app.core.errors import EngineError, EngineInputError
 from app.infini_gram import manifest as manifests
-from app.infini_gram.declarations import Declaration
+from app.infini_gram.declarations import WIDTH, Declaration
 from app.infini_gram.distribution import count_next_tokens, sampling_unit
 from app.infini_gram.engine_types import (
     Cnf,
@@ -36,15 +37,16 @@ from app.infini_gram.engine_types import (
     Prob,
     Span,
 )
-from app.infini_gram.manifest import WIDTH, Manifest
+from app.infini_gram.manifest import Manifest
+from app.infini_gram.shards import Shard, read_manifests
 from app.infini_gram.thread_budget import ThreadBudget
 from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
 
 # Bounds that keep the engine's 64-bit sums from overflowing, and a response in memory. A dialect
 # has its own, far below.
 MAX_TOKENS = 10_000_000
-# Threads that one attribution starts in the engine at a time.
-_ATTRIBUTION_BLOCK = 64
+# Threads that one attribution starts in the engine at a time: for each token one, and one for each shard.
+_ATTRIBUTION_THREADS = 128
 _ANY_TOKEN = 0
 _LAYOUT_VERSION = 4  # of the index's layout: suffix arrays over the tokens in reading order
 
@@ -64,24 +66,34 @@ class Engine:
         """Open the index; `threads` is shared with others. Raises ManifestError, TokenizerError, EngineError."""
         self.declaration = declaration
         self._threads = threads or ThreadBudget()
-        self.manifest: Manifest = manifests.read(declaration.path)
-        self.tokenizer: Tokenizer = open_tokenizer(declaration.tokenizer, self.manifest.end_id)
-        manifests.check_declaration(declaration, self.manifest, self.tokenizer.sha256)
-        manifests.check_sizes(declaration.path, self.manifest)
-        self.vocab_size = self.manifest.vocab_size
-        self.end_id = self.manifest.end_id
-        self.shard_count = self.manifest.shards
-        self.total_tokens = self.manifest.tokens
-        self.total_documents = self.manifest.documents
-        self._width = WIDTH[self.manifest.token_dtype]
+        self.manifests: list[Manifest] = read_manifests(declaration)
+        first = self.manifests[0]
+        self.tokenizer: Tokenizer = open_tokenizer(declaration.tokenizer, first.end_id)
+        self.token_dtype = first.token_dtype
+        self.vocab_size = first.vocab_size
+        self.end_id = first.end_id
+        self.shard_count = sum(one.shards for one in self.manifests)
+        self.total_tokens = sum(one.tokens for one in self.manifests)
+        self.total_documents = sum(one.documents for one in self.manifests)
+        self._width = WIDTH[self.token_dtype]
         self._separator = b"\xff" * self._width
-        self._shards = [_Shard(self.manifest, shard) for shard in range(self.shard_count)]
-        self._directory = os.open(declaration.path, os.O_RDONLY | os.O_DIRECTORY)
-        weakref.finalize(self, os.close, self._directory)
-        for shard in self._shards:
-            for file in shard.open(self._directory):
-                weakref.finalize(self, os.close, file)
+        self._directories: list[int] = []
+        self._shards: list[Shard] = []
+        for path, manifest in zip(declaration.paths, self.manifests, strict=True):
+            manifests.check_declaration(declaration, path, manifest, self.tokenizer.sha256)
+            manifests.check_sizes(path, manifest)
+            self._open_directory(path, manifest)
         self._package = self._open()
+
+    def _open_directory(self, path: Path, manifest: Manifest) -> None:
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        weakref.finalize(self, os.close, directory)
+        self._directories.append(directory)
+        for number in manifest.shard_order:
+            shard = Shard(manifest, number)
+            for file in shard.open(directory):
+                weakref.finalize(self, os.close, file)
+            self._shards.append(shard)
 
     def _open(self) -> Any:
         try:
@@ -95,13 +107,13 @@ class Engine:
             engine = InfiniGramEngine(
                 # The engine takes a file for a suffix array if "table" is anywhere in its path, and so
                 # on: this path has none of its words.
-                index_dir=f"/proc/self/fd/{self._directory}",
+                index_dir=[f"/proc/self/fd/{one}" for one in self._directories],
                 eos_token_id=self.end_id,
                 vocab_size=self.vocab_size,
                 version=_LAYOUT_VERSION,
-                token_dtype=self.manifest.token_dtype,
+                token_dtype=self.token_dtype,
                 bow_ids_path=word_starts.name,
-                attribution_block_size=_ATTRIBUTION_BLOCK,
+                attribution_block_size=max(1, _ATTRIBUTION_THREADS // (1 + self.shard_count)),
                 precompute_unigram_logprobs=True,
                 # As infini-gram API opens its indexes.
                 ds_prefetch_depth=0,
@@ -116,7 +128,9 @@ class Engine:
     @property
     def version(self) -> int:
         """Distinguishes indexes that had the same name: 28 bits of a hash of the files' checksums."""
-        sums = "".join(self.manifest.files[name].sha256 for name in sorted(self.manifest.files))
+        sums = "".join(
+            one.files[name].sha256 for one in self.manifests for name in sorted(one.files)
+        )
         return int(hashlib.sha256(sums.encode()).hexdigest()[:7], 16)
 
     # --- Counting ---------------------------------------------------------------------------------
@@ -166,7 +180,7 @@ class Engine:
         by_token = {one: (counts[one], counts[one] / found.count) for one in sorted(counts)}
         return Distribution(found.count, by_token, unit > 1)
 
-    def _next_token(self, shard: "_Shard", length: int) -> Callable[[int], int]:
+    def _next_token(self, shard: Shard, length: int) -> Callable[[int], int]:
         def token_at(rank: int) -> int:
             token = shard.token(shard.pointer(rank) + length * self._width)
             # The end of the last document, and of any other.
@@ -281,29 +295,6 @@ class Engine:
         """Threads that the package starts for clauses at the same time: one for each clause, one for
         each term, and one for each shard of a term."""
         return len(cnf) + sum(map(len, cnf)) * (1 + self.shard_count)
-
-
-class _Shard:
-    def __init__(self, manifest: Manifest, number: int) -> None:
-        self.size = manifest.files[f"tokenized.{number}"].size
-        self.tokens = self.size // WIDTH[manifest.token_dtype]
-        self._width = WIDTH[manifest.token_dtype]
-        self._pointer_width = manifest.pointer_width(number)
-        self._number = number
-        self._tokenized = self._table = -1
-
-    def open(self, directory: int) -> tuple[int, int]:
-        """Return the descriptors, which the caller closes."""
-        self._tokenized = os.open(f"tokenized.{self._number}", os.O_RDONLY, dir_fd=directory)
-        self._table = os.open(f"table.{self._number}", os.O_RDONLY, dir_fd=directory)
-        return self._tokenized, self._table
-
-    def pointer(self, rank: int) -> int:
-        entry = os.pread(self._table, self._pointer_width, rank * self._pointer_width)
-        return int.from_bytes(entry, "little")
-
-    def token(self, pointer: int) -> bytes:
-        return os.pread(self._tokenized, self._width, pointer)
 
 
 def _checked(answer: Any) -> Any:

@@ -9,19 +9,19 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from app.infini_gram.build_options import Report
-from app.infini_gram.declarations import Declaration
+from app.infini_gram.declarations import TYPE_CODE, WIDTH, Declaration, TokenDtype
 from app.infini_gram.engine import Engine
 from app.infini_gram.manifest import (
     FORMAT,
     KINDS,
     MANIFEST,
-    WIDTH,
     FileEntry,
     Manifest,
     ManifestError,
     entry_of,
 )
-from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
+from app.infini_gram.suffix_array import pointer_width
+from app.infini_gram.tokenizer import Tokenizer, TokenizerError, open_tokenizer
 
 # Sampled entries of each shard: enough to notice another token width or another order.
 _SAMPLED_RANKS = 1_000
@@ -31,23 +31,40 @@ _COMPARED_BYTES = 64
 _FILE = re.compile(rf"({'|'.join(KINDS)})\.\d+")
 
 
-def adopt(declaration: Declaration, end_id: int | None, report: Report) -> Manifest:
-    """Write the manifest of the declared index. Raises ManifestError, TokenizerError or OSError."""
-    directory = declaration.path
-    if (directory / MANIFEST).exists():
-        raise ManifestError(f"{directory / MANIFEST} is there: the index needs no adoption")
+def adopt(declaration: Declaration, end_id: int | None, report: Report) -> list[Manifest]:
+    """Write the manifests of the declared index's directories, except those that have one.
+
+    Raises ManifestError, TokenizerError or OSError, and leaves no new manifest.
+    """
+    new = [path for path in declaration.paths if not (path / MANIFEST).exists()]
+    if not new:
+        raise ManifestError(
+            f"{declaration.path / MANIFEST} is there: the index needs no adoption; declare it"
+        )
     tokenizer = open_tokenizer(declaration.tokenizer, end_id)
+    try:
+        for path in new:
+            _manifest_of(path, tokenizer, report).write(path)
+        return Engine(declaration).manifests
+    except BaseException:
+        for path in new:
+            (path / MANIFEST).unlink(missing_ok=True)
+        raise
+
+
+def _manifest_of(directory: Path, tokenizer: Tokenizer, report: Report) -> Manifest:
     files = _files(directory)
+    dtype = _token_dtype(directory, tokenizer)
     shards = sum(name.startswith("tokenized.") for name in files)
     entries: dict[str, FileEntry] = {}
     for number, name in enumerate(files):
         report("reading", number / len(files), name)
         entries[name] = entry_of(directory / name)
-    width = WIDTH[tokenizer.dtype]
+    width = WIDTH[dtype]
     try:
         manifest = Manifest(
             format=FORMAT,
-            token_dtype=tokenizer.dtype,
+            token_dtype=dtype,
             vocab_size=tokenizer.vocab_size,
             end_id=tokenizer.end_id,
             tokenizer_sha256=tokenizer.sha256,
@@ -61,19 +78,33 @@ def adopt(declaration: Declaration, end_id: int | None, report: Report) -> Manif
         problem = (
             error.errors()[0]["msg"] if isinstance(error, ValidationError) else "it is missing"
         )
-        raise ManifestError(
-            f"{directory} is no index of {tokenizer.dtype} tokens: {problem}"
-        ) from None
+        raise ManifestError(f"{directory} is no index of {dtype} tokens: {problem}") from None
     for shard in range(shards):
         report("looking at", shard / shards, f"shard {shard}")
         _check_shard(directory, manifest, shard, tokenizer)
-    manifest.write(directory)
-    try:
-        Engine(declaration)
-    except BaseException:
-        (directory / MANIFEST).unlink()
-        raise
     return manifest
+
+
+def _token_dtype(directory: Path, tokenizer: Tokenizer) -> TokenDtype:
+    """The width of a token that the sizes show: the array has a pointer for each token."""
+    if tokenizer.dtype == "u8":
+        return "u8"
+    size, table = (_size(directory / f"{kind}.0") for kind in ("tokenized", "table"))
+    shown: list[TokenDtype] = [
+        dtype
+        for dtype in ("u16", "u32")
+        if size and table == size // WIDTH[dtype] * pointer_width(size)
+    ]
+    if shown == ["u16"] and tokenizer.dtype == "u32":
+        raise TokenizerError(
+            f"{directory} holds two bytes a token, and the tokenizer has ids up to "
+            f"{tokenizer.vocab_size - 1}: it was built with another one"
+        )
+    return shown[0] if shown else tokenizer.dtype
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
 
 
 def _files(directory: Path) -> list[str]:
@@ -89,9 +120,8 @@ def _check_shard(directory: Path, manifest: Manifest, shard: int, tokenizer: Tok
     tokenized, table = directory / f"tokenized.{shard}", directory / f"table.{shard}"
     width = WIDTH[manifest.token_dtype]
     separator = 256**width - 1
-    code = "B" if width == 1 else "H"
     with tokenized.open("rb") as file:
-        ids = array(code, file.read(_SAMPLED_BYTES))
+        ids = array(TYPE_CODE[manifest.token_dtype], file.read(_SAMPLED_BYTES))
     if ids[0] != separator:
         raise ManifestError(f"{tokenized} does not begin with a separator of {width} bytes")
     wrong = next((one for one in set(ids) if tokenizer.vocab_size <= one != separator), None)

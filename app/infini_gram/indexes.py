@@ -19,7 +19,7 @@ from app.core.errors import EngineError, IndexBusyError, IndexUnavailableError, 
 from app.infini_gram import manifest as manifests
 from app.infini_gram.declarations import Declaration
 from app.infini_gram.engine import Engine
-from app.infini_gram.manifest import Manifest, ManifestError
+from app.infini_gram.manifest import ManifestError
 from app.infini_gram.thread_budget import ThreadBudget
 from app.infini_gram.tokenizer import TokenizerError
 
@@ -141,11 +141,11 @@ class Indexes:
         """Open one index; return whether its checksums are still to be computed."""
         begun = time.monotonic()
         try:
-            manifest = manifests.verify(declaration.path, checksums=False)
-            unknown = manifests.unverified(declaration.path, manifest)
-            is_later = sum(manifest.files[name].size for name in unknown) > CHECK_FIRST_BYTES
-            if unknown and not is_later:
-                self._check(declaration, manifest, unknown)
+            for path in declaration.paths:
+                manifests.verify(path, checksums=False)
+            is_later = _unverified_bytes(declaration) > CHECK_FIRST_BYTES
+            if not is_later:
+                self._check(declaration)
             self._engines[declaration.name] = engine = Engine(declaration, self._budget)
         except (ManifestError, TokenizerError, EngineError, OSError) as error:
             self._fail(declaration, error)
@@ -161,20 +161,21 @@ class Indexes:
         )
         return is_later
 
-    def _check(self, declaration: Declaration, manifest: Manifest, names: list[str]) -> None:
+    def _check(self, declaration: Declaration) -> None:
         def report(_done: int, _total: int) -> None:
             if self._stopping.is_set():
                 raise _StoppedError
 
-        manifests.check_contents(declaration.path, manifest, names, report)
-        manifests.remember_verified(declaration.path, manifest)
+        for path in declaration.paths:
+            manifest = manifests.read(path)
+            if names := manifests.unverified(path, manifest):
+                manifests.check_contents(path, manifest, names, report)
+                manifests.remember_verified(path, manifest)
 
     def _check_later(self, declarations: list[Declaration]) -> None:
         for declaration in declarations:
             try:
-                manifest = manifests.read(declaration.path)
-                names = manifests.unverified(declaration.path, manifest)
-                self._check(declaration, manifest, names)
+                self._check(declaration)
             except _StoppedError:
                 return
             except (ManifestError, OSError) as error:
@@ -187,6 +188,16 @@ class Indexes:
         logger.error("index %s is not open: %s", declaration.name, error, extra=extra)
 
 
+def _unverified_bytes(declaration: Declaration) -> int:
+    found = ((path, manifests.read(path)) for path in declaration.paths)
+    return sum(
+        manifest.files[name].size
+        for path, manifest in found
+        for name in manifests.unverified(path, manifest)
+    )
+
+
 def _without_paths(reason: str, declaration: Declaration) -> str:
-    reason = reason.replace(f"{declaration.path}/", "").replace(str(declaration.path), "its folder")
+    for path in declaration.paths:
+        reason = reason.replace(f"{path}/", "").replace(str(path), "its folder")
     return reason.replace(declaration.tokenizer, Path(declaration.tokenizer).name)

@@ -14,13 +14,12 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from app.core.program import PROGRAM
-from app.infini_gram.declarations import BYTES, Declaration, TokenDtype
+from app.infini_gram.declarations import BYTES, MAX_VOCABULARY, WIDTH, Declaration, TokenDtype
 
 MANIFEST = "manifest.json"
 # Files with verified checksums, so that the next start does not read them all again.
 VERIFIED = "verified.json"
 FORMAT = 1
-WIDTH: dict[TokenDtype, int] = {"u8": 1, "u16": 2}
 # The files of a shard; `.0`, `.1`, ... follow. The engine works without the second row, which an
 # index of another indexer may lack.
 NEEDED = ("tokenized", "table", "offset")
@@ -55,7 +54,7 @@ class Manifest(BaseModel):
 
     format: int
     token_dtype: TokenDtype
-    vocab_size: int = Field(ge=1, le=65_535)
+    vocab_size: int = Field(ge=1, le=MAX_VOCABULARY)
     end_id: int = Field(ge=0)
     tokenizer_sha256: str | None
     shards: int = Field(ge=1, le=10_000)
@@ -104,6 +103,11 @@ class Manifest(BaseModel):
         has_metadata = {"metadata.0", "metaoff.0"} & set(self.files)
         kinds = [*NEEDED, *(("metadata", "metaoff") if has_metadata else ())]
         return [*kinds, "unigram"] if "unigram.0" in self.files else kinds
+
+    @property
+    def shard_order(self) -> list[int]:
+        """The shards as the engine numbers them: it sorts the names of the files, 10 before 2."""
+        return sorted(range(self.shards), key=str)
 
     @property
     def size(self) -> int:
@@ -186,16 +190,19 @@ def check_contents(
             raise ManifestError(f"{file} was altered: its checksum is not the one of the build")
 
 
-def check_declaration(declaration: Declaration, manifest: Manifest, sha256: str | None) -> None:
-    if manifest.tokenizer_sha256 == sha256 and manifest.token_dtype == declaration.token_dtype:
+def check_declaration(
+    declaration: Declaration, path: Path, manifest: Manifest, sha256: str | None
+) -> None:
+    has_bytes = declaration.tokenizer == BYTES
+    if manifest.tokenizer_sha256 == sha256 and has_bytes == (WIDTH[manifest.token_dtype] == 1):
         return
-    if declaration.tokenizer == BYTES:
+    if has_bytes:
         problem = "was built with a tokenizer, and is declared as bytes"
     elif manifest.tokenizer_sha256 is None:
         problem = f"was built of bytes, and is declared with {declaration.tokenizer}"
     else:
         problem = f"was built with another tokenizer than {declaration.tokenizer}"
-    raise ManifestError(f"{declaration.path} {problem}")
+    raise ManifestError(f"{path} {problem}")
 
 
 def entry_of(file: Path) -> FileEntry:

@@ -13,10 +13,14 @@ import time
 from pathlib import Path
 
 from app.infini_gram.build_options import GIB, BuildError, BuildOptions, Report
-from app.infini_gram.manifest import WIDTH
+from app.infini_gram.declarations import WIDTH, TokenDtype
 from app.infini_gram.tokenizer import Tokenizer
 
 _SINGLE_CPU_BYTES = 2_000_000  # bytes of tokens that one processor indexes in a moment
+# The indexer needs 34 GB for any index of u32. It sorts the same bytes as u16, and of its array
+# the places at which a token begins are the array of u32: the engine compares bytes.
+_SORTED_AS: dict[TokenDtype, TokenDtype] = {"u8": "u8", "u16": "u16", "u32": "u16"}
+_COPIED_ENTRIES = 1 << 20
 # The indexer's log text for each step, and the path that grows during it.
 _STEPS = (("make-part", "parts-0"), ("merge", "merged-0"), ("concat", "table.0"))
 
@@ -24,6 +28,11 @@ _STEPS = (("make-part", "parts-0"), ("merge", "merged-0"), ("concat", "table.0")
 def pointer_width(size: int) -> int:
     """Bytes of an entry of the suffix array over so many bytes of tokens: the indexer's formula."""
     return max(1, math.ceil(math.log2(max(2, size)) / 8))
+
+
+def array_bytes(size: int, dtype: TokenDtype) -> int:
+    """Bytes of the array that the indexer makes over so many bytes of tokens."""
+    return size // WIDTH[_SORTED_AS[dtype]] * pointer_width(size)
 
 
 def make_suffix_array(
@@ -37,7 +46,7 @@ def make_suffix_array(
         link.symlink_to(directory.absolute(), target_is_directory=True)
         command = [sys.executable, "-I", "-u", "-m", "infini_gram.indexing"]
         command += ["--data_dir", str(link), "--save_dir", str(link), "--temp_dir", str(link)]
-        command += ["--token_dtype", tokenizer.dtype]
+        command += ["--token_dtype", _SORTED_AS[tokenizer.dtype]]
         command += ["--cpus", str(1 if size < _SINGLE_CPU_BYTES else options.cpus)]
         command += ["--mem", str(max(1, options.memory // GIB))]
         command += ["--ulimit", str(options.open_files or _max_open_files())]
@@ -50,7 +59,7 @@ def make_suffix_array(
                 cwd=directory,
                 start_new_session=True,
             )
-        steps = IndexerSteps(directory, log_file, tokens * pointer_width(size), report)
+        steps = IndexerSteps(directory, log_file, array_bytes(size, tokenizer.dtype), report)
         try:
             while process.poll() is None:
                 steps.report_progress()
@@ -64,6 +73,20 @@ def make_suffix_array(
             f"The indexer failed (status {process.returncode}): {' | '.join(lines[-3:])}"
         )
     log_file.unlink()
+    if _SORTED_AS[tokenizer.dtype] != tokenizer.dtype:
+        _keep_token_starts(directory / "table.0", pointer_width(size), WIDTH[tokenizer.dtype])
+
+
+def _keep_token_starts(table: Path, entry_width: int, width: int) -> None:
+    """Drop the entries within tokens; `width` is a power of two below 256."""
+    import numpy as np  # the package's own requirement
+
+    new = table.with_name("build.array")
+    with table.open("rb") as source, new.open("wb") as target:
+        while block := source.read(_COPIED_ENTRIES * entry_width):
+            entries = np.frombuffer(block, np.uint8).reshape(-1, entry_width)
+            target.write(entries[entries[:, 0] % width == 0].tobytes())
+    new.replace(table)
 
 
 class IndexerSteps:

@@ -11,7 +11,7 @@ import orjson
 
 from app.infini_gram.build_options import BuildError, Report
 from app.infini_gram.corpus import Corpus, CorpusDocument
-from app.infini_gram.manifest import WIDTH
+from app.infini_gram.declarations import TYPE_CODE, WIDTH
 from app.infini_gram.tokenizer import Tokenizer
 
 # Texts that are encoded together, on all processors.
@@ -33,7 +33,7 @@ class _Files:
     def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
         self._directory = directory
         self._width = WIDTH[tokenizer.dtype]
-        self._code = "B" if self._width == 1 else "H"
+        self._code = TYPE_CODE[tokenizer.dtype]
         self._separator = b"\xff" * self._width
         self._counts: Counter[int] = Counter()
         self._size = self._metadata_size = 0

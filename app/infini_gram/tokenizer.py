@@ -16,10 +16,10 @@ import orjson
 import tokenizers
 
 from app.core.errors import InvalidRequestError
-from app.infini_gram.declarations import BYTES, TokenDtype
+from app.infini_gram.declarations import BYTES, MAX_VOCABULARY, TYPE_CODE, TokenDtype
 
-# 65535 separates documents in an index of two bytes a token.
-MAX_IDS = 65_535
+# Ids of an index of two bytes a token: 65535 separates documents.
+SHORT_IDS = 65_535
 # The byte 0xff separates documents; UTF-8 uses neither it nor 0xfe.
 _BYTE_IDS = 255
 _BYTE_END = 254
@@ -36,8 +36,8 @@ class TokenizerError(Exception):
 class Tokenizer(ABC):
     """Encodes like an index's corpus: no tokens are added before or after a text.
 
-    `vocab_size` bounds the ids: each is below it. `end_id` is the end of a document in the engine's
-    results. `sha256` identifies the tokenizer; bytes have none.
+    `vocab_size` bounds the ids: each is below it. `dtype` is the narrowest that holds them. `end_id` is the
+    end of a document in the engine's results. `sha256` identifies the tokenizer; bytes have none.
     """
 
     vocab_size: int
@@ -81,8 +81,6 @@ class Tokenizer(ABC):
 
 
 class FileTokenizer(Tokenizer):
-    dtype: TokenDtype = "u16"
-
     def __init__(self, file: Path, end_id: int | None = None) -> None:
         try:
             content = file.read_bytes()
@@ -99,11 +97,12 @@ class FileTokenizer(Tokenizer):
         if not vocabulary:
             raise TokenizerError(f"{file} has an empty vocabulary")
         self.vocab_size = max(vocabulary.values()) + 1
-        if self.vocab_size > MAX_IDS:
+        if self.vocab_size > MAX_VOCABULARY:
             raise TokenizerError(
                 f"{file} has token ids up to {self.vocab_size - 1}: an index holds ids up to "
-                f"{MAX_IDS - 1} (two bytes a token); take a tokenizer with fewer tokens, or bytes"
+                f"{MAX_VOCABULARY - 1}; take a tokenizer with fewer tokens, or bytes"
             )
+        self.dtype = "u16" if self.vocab_size <= SHORT_IDS else "u32"
         self.end_id = _end_id(file, vocabulary) if end_id is None else end_id
         if not 0 <= self.end_id < self.vocab_size:
             raise TokenizerError(f"{file} has no token {self.end_id} that could be a text's end")
@@ -116,7 +115,7 @@ class FileTokenizer(Tokenizer):
 
     def encode_for_disk(self, texts: Sequence[str]) -> list[bytes]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [array("H", encoding.ids).tobytes() for encoding in encodings]
+        return [array(TYPE_CODE[self.dtype], encoding.ids).tobytes() for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)

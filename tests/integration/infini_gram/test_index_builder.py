@@ -30,8 +30,10 @@ from app.infini_gram.builder import build
 from app.infini_gram.declarations import BYTES, Declaration, read_declarations
 from app.infini_gram.engine import Engine
 from app.infini_gram.manifest import verify
+from app.infini_gram.tokenizer import open_tokenizer
 from tests.conftest import ROOT
-from tests.indexes import DEMO_TOKENIZER, some_texts
+from tests.index_files import Text, write_index
+from tests.indexes import DEMO_TOKENIZER, some_texts, wide_tokenizer
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -346,6 +348,63 @@ def test_what_is_no_index_is_not_adopted(
     assert not (tmp_path / "indexes.toml").exists()
 
 
+def test_an_index_of_four_bytes_and_two_directories_is_adopted(tmp_path: Path) -> None:
+    """The sizes show the width; a directory with a manifest is taken as it is."""
+    wide = wide_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "a.jsonl").write_bytes(lines(*({"text": text} for text in some_texts())))
+    directories = [tmp_path / name for name in ("first", "second")]
+    for directory in directories:
+        build(BuildOptions(tmp_path / "a.jsonl", directory, str(wide)))
+        (directory / "manifest.json").unlink()
+    how = ("--tokenizer", str(wide))
+    done = index(tmp_path, "adopt", directories[0], "--name", "one", *how)
+    assert done.returncode == 0, done.stderr
+    done = index(tmp_path, "adopt", *directories, "--name", "both", *how)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("240 documents, ")
+    assert index(tmp_path, "check", "both").returncode == 0
+    assert re.search(r"^both +240 ", index(tmp_path, "list").stdout, re.MULTILINE)
+    one, both = read_declarations(tmp_path / "indexes.toml")
+    assert both.paths == tuple(directories)
+    engine = Engine(both)
+    assert (engine.token_dtype, engine.shard_count) == ("u32", 2)
+    ids = engine.tokenizer.encode("only here: zyzzyva")
+    assert engine.count(ids).count == 2 * Engine(one).count(ids).count > 0
+    (whole,) = engine.attribute(ids, [], 1, 10, allow_partial_words=True)
+    assert -200 < whole.unigram_logprob_sum < -10
+
+
+def test_four_bytes_of_a_tokenizer_with_small_ids(tmp_path: Path) -> None:
+    """Other indexers choose the width themselves."""
+    tokenizer = open_tokenizer(str(DEMO_TOKENIZER))
+    tokenizer.dtype = "u32"
+    shard = [Text(tokenizer.encode(text)) for text in some_texts()]
+    write_index(tmp_path / "theirs", [shard], tokenizer)
+    (tmp_path / "theirs" / "manifest.json").unlink()
+    how = ("--name", "theirs", "--model", "demo")
+    done = index(tmp_path, "adopt", tmp_path / "theirs", *how)
+    assert done.returncode == 0, done.stderr
+    (found,) = read_declarations(tmp_path / "indexes.toml")
+    engine = Engine(found)
+    assert engine.token_dtype == "u32"
+    assert engine.count(engine.tokenizer.encode("only here: zyzzyva")).count == 1
+
+
+def test_a_width_that_the_tokenizer_cannot_have(tmp_path: Path) -> None:
+    wide = wide_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "a.txt").write_text("some text, and some more of it")
+    for name, its, other in (("short", DEMO_TOKENIZER, wide), ("wide", wide, DEMO_TOKENIZER)):
+        directory = tmp_path / name
+        build(BuildOptions(tmp_path / "a.txt", directory, str(its)))
+        (directory / "manifest.json").unlink()
+        arguments = (directory, "--name", name, "--tokenizer", str(other))
+        done = index(tmp_path, "adopt", *arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+        problem = "two bytes a token" if name == "short" else "which the tokenizer does not know"
+        assert problem in done.stderr
+        assert not (directory / "manifest.json").exists()
+
+
 def test_another_tokenizer_is_noticed(
     tmp_path: Path, foreign: tuple[Path, tuple[str, ...]]
 ) -> None:
@@ -512,5 +571,5 @@ def test_help_of_index_teaches(tmp_path: Path) -> None:
     text = index(tmp_path, "--help").stdout
     assert "index build news/ --name news --model demo" in text
     text = index(tmp_path, "build", "--help").stdout
-    for word in ("--split", "--memory", '{"text": "..."', "below 65535", "Status 2"):
+    for word in ("--split", "--memory", '{"text": "..."', "four bytes", "Status 2"):
         assert word in text

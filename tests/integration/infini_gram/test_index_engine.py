@@ -297,13 +297,13 @@ def test_many_threads(index: BuiltIndex) -> None:
 def test_it_is_the_packages_answer(index: BuiltIndex) -> None:
     """Next to the package's own engine, opened as documented."""
     plain = index.declaration.path.parent / "plain"
-    link = Path("/proc/self/fd") / str(index.engine._directory)
+    link = Path("/proc/self/fd") / str(index.engine._directories[0])
     assert not plain.exists()
     package = InfiniGramEngine(
         index_dir=str(link),
         eos_token_id=index.engine.end_id,
         vocab_size=index.engine.vocab_size,
-        token_dtype=index.engine.manifest.token_dtype,
+        token_dtype=index.engine.token_dtype,
     )
     for needle in needles(index, 100, seed=6):
         found = index.engine.find(needle)
@@ -336,7 +336,7 @@ def test_shards(tmp_path: Path) -> None:
     for kind in KINDS:
         file = second.declaration.path / f"{kind}.0"
         file.rename(first.declaration.path / f"{kind}.1")
-    one, other = first.engine.manifest, second.engine.manifest
+    (one,), (other,) = first.engine.manifests, second.engine.manifests
     one.model_copy(
         update={
             "shards": 2,

@@ -98,8 +98,10 @@ async def test_a_damaged_file_is_named_and_the_other_index_opened(
     [
         ({"format": 2}, "format 2 is not known here"),
         ({"token_dtype": "u8"}, "do not fit together"),
-        ({"token_dtype": "u32"}, "token_dtype"),
-        ({"vocab_size": 70_000}, "vocab_size"),
+        ({"token_dtype": "u32"}, "do not fit together"),
+        ({"token_dtype": "u64"}, "token_dtype"),
+        ({"vocab_size": 70_000}, "do not fit together"),
+        ({"vocab_size": 2**24 + 1}, "vocab_size"),
         ({"end_id": 5000}, "do not fit together"),
         ({"tokens": 7}, "do not fit tokens and documents"),
         ({"documents": 7}, "do not fit tokens and documents"),

@@ -61,9 +61,7 @@ async def ask(service: Service, name: str, kind: str, body: Any) -> Any:
 async def test_the_same_as_the_package(indexed: Service, directory: Path, name: str) -> None:
     engine = indexed.services.indexes.engine(name)
     words: Speaks = ByteWords() if name == "bytes" else FileWords(directory / "tokenizer.json")
-    bare = Bare(
-        directory / name, engine.manifest.token_dtype, engine.end_id, engine.vocab_size, words
-    )
+    bare = Bare(directory / name, engine.token_dtype, engine.end_id, engine.vocab_size, words)
     sample = list(islice(texts(SEED), 500))
     asker = Asker(bare, words, sample, engine.vocab_size, SEED)
     asked = 0

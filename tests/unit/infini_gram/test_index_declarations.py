@@ -44,9 +44,8 @@ def test_whole_declarations_are_read() -> None:
         "The Pile",
         {".": 29889},
     )
-    assert pile.token_dtype == "u16"
     assert raw == Declaration("v4.bytes", Path("/data/bytes"), BYTES)
-    assert raw.token_dtype == "u8"
+    assert raw.paths == (Path("/data/bytes"),)
 
 
 def test_nothing_declares_nothing(tmp_path: Path) -> None:
@@ -70,10 +69,15 @@ def test_nothing_declares_nothing(tmp_path: Path) -> None:
         ("[indexes]\na = 3", "indexes.a: must be a table"),
         ("[indexes.a]", "indexes.a.path: missing"),
         ("[indexes.a]\npath = 3", "indexes.a.path: must be a text"),
+        ("[indexes.a]\npath = []", "indexes.a.path: missing"),
+        ('[indexes.a]\npath = ["a", 3]', "indexes.a.path: must be a text"),
+        ('[indexes.a]\npath = ["a", ""]', "indexes.a.path: missing"),
+        ('[indexes.a]\npath = ["a", "./a"]', "indexes.a.path: has a directory twice"),
+        (f"[indexes.a]\npath = {[str(n) for n in range(65)]}", "has more than 64 directories"),
         ('[indexes.a]\npath = "a\\u0000"', "indexes.a.path: must be a text"),
         ('[indexes.a]\npath = "a"\ntokeniser = "bytes"', "indexes.a.tokeniser: unknown"),
         ('[indexes.a.b]\npath = "a"', "indexes.a.b: unknown"),
-        ('[indexes.a]\npath = "a"\ndelimiters = {"." = 65535}', "indexes.a.delimiters: must"),
+        ('[indexes.a]\npath = "a"\ndelimiters = {"." = 16777216}', "indexes.a.delimiters: must"),
         ('[indexes.a]\npath = "a"\ndelimiters = {"." = true}', "indexes.a.delimiters: must"),
         ('[indexes.v1]\npath = "a"', "the beginning of other routes"),
         ('[indexes.Results]\npath = "a"', "the beginning of other routes"),
@@ -131,6 +135,13 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
         add_declaration(file, added)
     assert len(read_declarations(file)) == 2
     assert [one.name for one in tmp_path.iterdir()] == ["indexes.toml"]
+
+
+def test_several_directories(tmp_path: Path) -> None:
+    text = '[indexes.a]\npath = ["x/a", "/data/b"]\ntokenizer = "t.json"'
+    (found,) = parse_declarations(text, tmp_path / "indexes.toml")
+    assert found.paths == (tmp_path / "x/a", Path("/data/b"))
+    assert parse_declarations(to_toml(found, tmp_path), tmp_path / "indexes.toml") == [found]
 
 
 def test_a_new_file(tmp_path: Path) -> None:

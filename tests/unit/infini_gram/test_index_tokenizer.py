@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers
 
 from app.core.errors import InvalidRequestError
 from app.infini_gram.declarations import BYTES
-from app.infini_gram.tokenizer import MAX_IDS, TokenizerError, open_tokenizer
+from app.infini_gram.tokenizer import SHORT_IDS, TokenizerError, open_tokenizer
 from tests.indexes import DEMO_TOKENIZER, TOKENIZERS
 
 TEXTS = ["", "def foo(self):\n    return 1", "Grüße, 東京 🙂", " leading", "\ta\r\n", "a\x00b"]
@@ -22,7 +22,7 @@ def test_there_and_back(source: str, text: str) -> None:
     assert tokenizer.decode(ids) == text
     assert len(tokenizer.tokens(ids)) == len(ids)
     assert all(tokenizer.tokens(ids))
-    width = {"u8": 1, "u16": 2}[tokenizer.dtype]
+    width = {"u8": 1, "u16": 2, "u32": 4}[tokenizer.dtype]
     assert tokenizer.encode_for_disk([text]) == [
         b"".join(one.to_bytes(width, "little") for one in ids)
     ]
@@ -80,10 +80,16 @@ def test_word_pieces(tmp_path: Path) -> None:
 
 
 def test_ids_that_two_bytes_cannot_hold(tmp_path: Path) -> None:
-    vocabulary = {"[UNK]": 0, "[SEP]": 1} | {f"w{n}": n for n in range(2, MAX_IDS)}
-    assert open_tokenizer(_save(tmp_path, vocabulary)).vocab_size == MAX_IDS
-    vocabulary["one more"] = MAX_IDS
-    with pytest.raises(TokenizerError, match="ids up to 65535: an index holds ids up to 65534"):
+    vocabulary = {"[UNK]": 0, "[SEP]": 1} | {f"w{n}": n for n in range(2, SHORT_IDS)}
+    short = open_tokenizer(_save(tmp_path, vocabulary))
+    assert (short.vocab_size, short.dtype) == (SHORT_IDS, "u16")
+    assert short.encode_for_disk(["w65534"]) == [b"\xfe\xff"]
+    vocabulary["onemore"] = SHORT_IDS
+    wide = open_tokenizer(_save(tmp_path, vocabulary))
+    assert (wide.vocab_size, wide.dtype) == (SHORT_IDS + 1, "u32")
+    assert wide.encode_for_disk(["onemore w2"]) == [b"\xff\xff\0\0\2\0\0\0"]
+    vocabulary["far"] = 2**24
+    with pytest.raises(TokenizerError, match="ids up to 16777216: an index holds ids up to"):
         open_tokenizer(_save(tmp_path, vocabulary))
 
 
