@@ -5,17 +5,18 @@ import os
 from functools import partial
 from socket import socket
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from app.api.acceptor import Acceptor
 from app.core import interpreter_tuning
 
 # Streams and long-polls end at the signal; remaining requests are cut after this.
 _GRACE_SECONDS = 5
 _HEAD_SECONDS = 30.0
-_ACCEPTS = 16  # connections in a round of the event loop
 
 
 def serve(app: Starlette, host: str, port: int, trusted_proxies: list[str]) -> int:
@@ -86,28 +87,23 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
-        await self._accept_more()
+        self._take_over()
         interpreter_tuning.settle()
 
-    async def _accept_more(self) -> None:
-        """Listen with copies of each socket: libuv accepts one connection of each in a round of the loop.
-
-        (Since 1.45: https://github.com/libuv/libuv/pull/3696.) A thousand connections at once would
-        delay the next client by a thousand rounds.
-        """
-        loop = asyncio.get_running_loop()
+    def _take_over(self) -> None:
+        """Accept connections ourselves, with copies of the sockets."""
         connection = partial(
             Connection,
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        for listening in [one for server in self.servers for one in server.sockets]:
-            for _ in range(_ACCEPTS - 1):
-                copy = socket(fileno=os.dup(listening.fileno()))
-                self.servers.append(
-                    await loop.create_server(connection, sock=copy, backlog=self.config.backlog)
-                )
+        taken: list[Any] = []
+        for server in self.servers:
+            listening = [socket(fileno=os.dup(one.fileno())) for one in server.sockets]
+            server.close()
+            taken += [Acceptor(one, connection) for one in listening]
+        self.servers = taken
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

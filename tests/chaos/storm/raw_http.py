@@ -56,14 +56,20 @@ class Reply:
 
 @contextlib.asynccontextmanager
 async def ask(
-    port: int, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    port: int,
+    method: str,
+    path: str,
+    body: object = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    source: str = "127.0.0.1",
 ) -> AsyncIterator[Reply]:
-    """Send one request. Raises ConnectionError (OSError) or `NoAnswerError`."""
+    """Send one request from an address. Raises ConnectionError (OSError) or `NoAnswerError`."""
     content = body if isinstance(body, bytes) else b"" if body is None else orjson.dumps(body)
     lines = {"Host": "localhost", "Content-Length": str(len(content)), "Connection": "close"}
     lines |= {"Content-Type": "application/json"} | dict(headers or {})
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
     try:
         writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
         yield await _read_head(reader)

@@ -13,6 +13,7 @@ from tests.security.hostile.attacker import MODEL
 MAX_TOKENS = 8
 _PROMPTS = 5  # different ones of each kind
 _PAUSE_SECONDS = 0.1
+_ADDRESS = "127.0.0.2"  # its own, as a client's is
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Polite:
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> bytes:
         sent = {"Authorization": f"Bearer {self.token}"} | dict(headers or {})
-        async with ask(self.port, method, path, body, sent) as reply:
+        async with ask(self.port, method, path, body, sent, source=_ADDRESS) as reply:
             content = await reply.read()
             assert reply.status < 300, (path, reply.status, content[:300])
         assert self.foreign not in content, f"{path}: text of the other team"
