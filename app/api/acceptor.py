@@ -29,11 +29,10 @@ class Acceptor:
         self._listening = listening
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[
-            bytes, deque[socket.socket]
-        ] = {}  # the address that is next comes first
+        # By address; the one that is next comes first.
+        self._waiting: dict[bytes, deque[socket.socket]] = {}
         self._count = 0  # of those that wait
-        self._is_accepting = self._is_closed = False
+        self._is_accepting = self._has_turns = self._is_closed = False
         self._pausing: asyncio.TimerHandle | None = None
         self._beginning: set[asyncio.Task[object]] = set()
         listening.setblocking(False)
@@ -48,6 +47,7 @@ class Acceptor:
             for connection in connections:
                 connection.close()
         self._waiting.clear()
+        self._count = 0
 
     async def wait_closed(self) -> None:
         """`close` has no rest."""
@@ -67,8 +67,6 @@ class Acceptor:
         self._resume()
 
     def _accept(self) -> None:
-        if not self._waiting:
-            self._loop.call_soon(self._begin)
         for _ in range(min(_ACCEPTED, _MOST_WAITING - self._count)):
             try:
                 connection, address = self._listening.accept()
@@ -85,6 +83,9 @@ class Acceptor:
             self._count += 1
         if self._count >= _MOST_WAITING:
             self._pause()
+        if self._waiting and not self._has_turns:
+            self._has_turns = True
+            self._loop.call_soon(self._begin)
 
     def _begin(self) -> None:
         """Begin some of those that wait, one of each address in turn."""
@@ -99,7 +100,8 @@ class Acceptor:
             task: asyncio.Task[object] = self._loop.create_task(work)
             self._beginning.add(task)
             task.add_done_callback(self._has_begun)
-        if self._waiting:
+        self._has_turns = bool(self._waiting)
+        if self._has_turns:
             self._loop.call_soon(self._begin)
         if self._count < _MOST_WAITING // 2:
             self._resume()

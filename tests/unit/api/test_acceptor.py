@@ -163,18 +163,22 @@ def test_it_goes_on_once_there_are_file_descriptors(
     assert 1 <= len(errors) <= 6  # one a pause
 
 
-def test_close_ends_those_that_wait(runner: asyncio.Runner) -> None:
+def test_close_ends_those_that_wait(
+    runner: asyncio.Runner, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work() -> bytes:
         async with accepting() as (server, _):
             (client,) = connect(server, STORM, 1)
             server._accept()
             server.close()
             await server.wait_closed()
+            await asyncio.sleep(0.01)  # the turns that were under way
             with closing([client]):
                 return client.recv(1)
 
     with contextlib.suppress(ConnectionResetError):
         assert runner.run(work()) == b""
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
