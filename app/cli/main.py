@@ -7,6 +7,7 @@ and start at once, and a container needs no package of the embedded servers.
 import argparse
 import sys
 from importlib import import_module
+from types import ModuleType
 
 from pydantic import ValidationError
 
@@ -48,6 +49,8 @@ _COMMANDS = {
     "model": ("app.cli.model", "Download models, and write entries to serve them."),
     "doctor": ("app.cli.doctor.command", "Check a deployment, and report what to change."),
 }
+# Commands whose libraries (requirements-embedded.txt) the Docker image lacks, and their names elsewhere.
+_NOT_IN_IMAGE = {"up": "`make run`", "model": "`make model` or `make download`"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,5 +92,19 @@ def _parser(given: list[str]) -> argparse.ArgumentParser:
     for name, (module, text) in _COMMANDS.items():
         command = add_command(commands, name, text)
         if name == chosen:
-            import_module(module).configure(command)
+            _import(name, module).configure(command)
     return parser
+
+
+def _import(name: str, module: str) -> ModuleType:
+    """The module of a command. Ends the program where the Docker image cannot run the command."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if name not in _NOT_IN_IMAGE or (error.name or "app").split(".")[0] == "app":
+            raise
+        sys.stderr.write(
+            f"{PROGRAM} {name} needs the library {error.name}, which the Docker image lacks: use "
+            f"{_NOT_IN_IMAGE[name]} in a checkout, or the package that `pip install .` makes.\n"
+        )
+        raise SystemExit(2) from None

@@ -32,6 +32,15 @@ def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str])
     assert f"usage: python -m app {command} " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("command", "module"), [("up", "app.cli.nothing"), ("serve", "nothing")])
+def test_a_fault_of_an_installation_keeps_its_traceback(
+    command: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_COMMANDS, command, (module, "text"))
+    with pytest.raises(ModuleNotFoundError, match="nothing"):
+        main([command])
+
+
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["serve", "--fast"], ["up", "--port", "x"]])
 def test_wrong_arguments_end_with_two(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
