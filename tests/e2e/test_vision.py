@@ -1,5 +1,6 @@
 """Images on real vLLM, with a tiny model that has vision."""
 
+import asyncio
 import base64
 import json
 import subprocess
@@ -10,35 +11,37 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from app.cli.up.triton import EmbeddedTriton
 from app.inference.model_repository import write_entry
+from tests.chaos.stack import MortalTriton
 from tests.conftest import TRITON_VENV, Service, make_settings, run_triton
+from tests.e2e.engine_metrics import read_metrics
 from tests.images import BLUE, RED, block, chat_part, data_uri, input_part, png, png_uri
-from tests.integration.support import anthropic_client, openai_client, serve
+from tests.integration.support import anthropic_client, openai_client, read, serve, until
 from tests.postgres import PostgresServer
 from tests.triton_streams import ModelError, ask, collect
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 IMAGES_OF_REQUESTS = ((png_uri(RED),), (png_uri(BLUE),), (png_uri(RED), png_uri(BLUE)), ())
+MANY_TOKENS = 200
 SAMPLING: dict[str, Any] = {"temperature": 0, "max_tokens": 2, "logprobs": 0}
 
 
 @pytest.fixture(scope="module")
-def eye(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
+def eye(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTriton]:
     """Triton with the model `eye`."""
     weights = tmp_path_factory.mktemp("weights") / "eye"
     maker = Path(__file__).with_name("make_vision_model.py")
     subprocess.run([TRITON_VENV / "bin" / "python", "-I", maker, weights], check=True)
     entry = tmp_path_factory.mktemp("repository") / "eye"
     write_entry(entry, weights, engine={"dtype": "float32", "limit_mm_per_prompt": {"image": 2}})
-    with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("eye"), {"eye": entry}) as server:
+    with run_triton(MortalTriton, tmp_path_factory.mktemp("eye"), {"eye": entry}) as server:
         yield server
 
 
 @pytest.fixture
 async def service(
-    postgres_server: PostgresServer, database_name: str, eye: EmbeddedTriton
+    postgres_server: PostgresServer, database_name: str, eye: MortalTriton
 ) -> AsyncIterator[Service]:
     repository = eye.environment["LLM_MODEL_REPOSITORY"]
     settings = make_settings(postgres_server, database_name, eye, model_repository=repository)
@@ -133,7 +136,7 @@ async def test_a_response_has_the_text_of_chat(service: Service) -> None:
             assert (response.output_text, *usage) == await ask_by_chat(client, *parts)
 
 
-async def test_the_engine_reads_the_image_itself(service: Service, eye: EmbeddedTriton) -> None:
+async def test_the_engine_reads_the_image_itself(service: Service, eye: MortalTriton) -> None:
     """The first token is that of the rendered prompt with the image, asked of the engine directly."""
     for color in (RED, BLUE):
         message = {"role": "user", "content": "What?", "images": [{"url": png_uri(color)}]}
@@ -154,6 +157,42 @@ def direct_request(image: bytes) -> Any:
     return ask("eye", prompt, SAMPLING, stream=True, return_logprobs=True, image=encoded)
 
 
+async def test_requests_with_images_survive_a_killed_engine(
+    service: Service, eye: MortalTriton
+) -> None:
+    """Each completes once, as in an undisturbed run."""
+    undisturbed = await send_images(service)
+    expected = [(await read(service, one, wait=60))["result"] for one in undisturbed]
+    ids = await send_images(service)
+
+    async def runs() -> bool:
+        return (await read_metrics(eye))["vllm:num_requests_running"] > 0
+
+    await until(runs)
+    eye.kill_engine()
+    await asyncio.wait_for(eye.wait(), 60)
+    await eye.start()
+    results = [await read(service, one, wait=60) for one in ids]
+    assert {one["state"] for one in results} == {"completed"}, results
+    assert max(one["attempt"] for one in results) == 2
+    assert [one["result"] for one in results] == expected
+
+
+async def send_images(service: Service) -> list[str]:
+    """Their ids."""
+    bodies = [
+        {
+            "model": "eye",
+            "messages": [{"role": "user", "content": "What?", "images": [{"url": uri}]}],
+            "parameters": {"temperature": 0, "max_tokens": MANY_TOKENS, "ignore_eos": True},
+        }
+        for uri in (png_uri(RED), png_uri(BLUE)) * 4
+    ]
+    answer = await service.client.post("/results/", json=bodies)
+    assert answer.status_code == 202, answer.text
+    return [one["id"] for one in answer.json()]
+
+
 @pytest.mark.parametrize(
     ("image", "words"),
     [
@@ -164,7 +203,7 @@ def direct_request(image: bytes) -> Any:
     ],
 )
 async def test_a_wrong_image_fails_its_own_request_alone(
-    service: Service, eye: EmbeddedTriton, image: bytes, words: str
+    service: Service, eye: MortalTriton, image: bytes, words: str
 ) -> None:
     with pytest.raises(ModelError, match=words):
         await collect(eye, direct_request(image))
