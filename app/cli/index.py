@@ -1,12 +1,14 @@
 """`python -m app index`. Progress and problems go to standard error, results to output."""
 
 import argparse
+import asyncio
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 
+from app.cli import index_help
 from app.cli.arguments import Run, add_command, add_subcommands, whole_number
 from app.cli.progress_line import ProgressLine
 from app.cli.table import write_table
@@ -26,49 +28,35 @@ from app.infini_gram.declarations import (
     read_declarations,
     to_toml,
 )
+from app.infini_gram.download import download
 from app.infini_gram.engine import Engine
 from app.infini_gram.import_index import adopt
 from app.infini_gram.manifest import Manifest, ManifestError, remember_verified, unverified, verify
+from app.infini_gram.published_index import S3_ENDPOINT, DownloadError
 from app.infini_gram.tokenizer import TokenizerError
 
 _INTERRUPTED = 130
 
-_EPILOG = """examples:
-  python -m app index build news/ --name news --model demo
-      indexes every .txt and .jsonl file below news/ with the tokenizer of the model demo
-  python -m app index build wiki.jsonl.gz --name wiki --tokenizer path/to/tokenizer.json
-  LLM_INDEXES_FILE=indexes.toml python -m app index list
-  LLM_INDEXES_FILE=indexes.toml python -m app index check news
-
-An index returns how often any sequence of tokens occurs in a corpus, and where. The service opens
-the indexes that the TOML file LLM_INDEXES_FILE declares; `build` adds its index to that file.
-More: docs/infini_gram.md."""
-
-_BUILD_EPILOG = """A corpus is a .txt or .jsonl file, or a directory of them, plain or compressed (.gz, .bz2, .xz).
-Each line of a .jsonl file is a document: {"text": "...", and any other members as its metadata}.
-A .txt file is one document; --split takes its blocks or its lines instead.
-
-For the outputs of one model, use that model's own tokenizer (--model, --tokenizer). Token ids from
-65535 take four bytes each instead of two. `bytes` needs none and finds any piece of text.
-
-The index is complete when the command ends with status 0. If it fails or is interrupted, no files
-are left. Status 2: the input was wrong; one line names the place and the error."""
-
-_ADOPT_EPILOG = """Checks the files, and writes manifest.json with their sizes and checksums beside them. From then on
-the service opens the index, and notices changes of its files. The tokenizer must be the one that the
-index was built with; the command cannot verify that completely. The files' sizes show whether a token
-has two bytes or four. A directory that has a manifest already is taken as it is."""
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EPILOG
+    parser.epilog = index_help.EPILOG
     actions = add_subcommands(parser)
-    build = add_command(actions, "build", "Build an index of a corpus.", _build, _BUILD_EPILOG)
+    build = add_command(
+        actions, "build", "Build an index of a corpus.", _build, index_help.BUILD_EPILOG
+    )
     build.add_argument("corpus", type=_path, help="a .txt or .jsonl file, or a directory of them")
     text = "Import an index that the package infini-gram built."
-    adopt = add_command(actions, "adopt", text, _adopt, _ADOPT_EPILOG)
+    adopt = add_command(actions, "adopt", text, _adopt, index_help.ADOPT_EPILOG)
     text = "a directory of its files: tokenized.0, table.0, ...; several make one index"
     adopt.add_argument("directories", type=_path, nargs="+", metavar="directory", help=text)
+    text = "Download a published index; the same command again continues it."
+    fetch = add_command(actions, "download", text, _download, index_help.DOWNLOAD_EPILOG)
+    fetch.add_argument("source", help="s3://BUCKET/PREFIX, or an URL below which its files are")
+    fetch.add_argument("--into", type=_path, required=True, metavar="DIR", help="its directory")
+    text = "files that are downloaded at the same time (4)"
+    fetch.add_argument("--connections", type=whole_number(1, 32), default=4, metavar="N", help=text)
+    text = f"of another service than Amazon's that has S3's routes ({S3_ENDPOINT})"
+    fetch.add_argument("--endpoint", default=S3_ENDPOINT, metavar="URL", help=text)
     text = "Show the declared indexes, and whether each can be opened."
     listing = add_command(actions, "list", text, _list)
     text = "Read all files of an index, and compare them with its manifest."
@@ -136,6 +124,8 @@ def _command(work: Run) -> Run:
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
             return _fail(f"{place}{error.strerror or error}")
+        except DownloadError as error:
+            return _fail(str(error), 1)
         except EngineError as error:
             return _fail(error.detail, 1)
         except KeyboardInterrupt:
@@ -228,6 +218,28 @@ def _declare(file: Path | None, declaration: Declaration, declared: Declaration 
         )
     sys.stdout.write(f"\n{to_toml(declaration)}")
     return 0 if file is None else 1
+
+
+@_command
+def _download(options: argparse.Namespace) -> int:
+    directory: Path = options.into.absolute()
+    with ProgressLine() as line:
+        work = download(
+            options.source,
+            directory,
+            connections=options.connections,
+            endpoint=options.endpoint,
+            report=lambda done, of, rate: line.report(
+                "download", done / max(1, of), f"{done / 1e9:.2f} GB, {rate / 1e6:.1f} MB/s"
+            ),
+        )
+        try:
+            files = asyncio.run(work)
+        except KeyboardInterrupt:
+            return _fail("Interrupted: the same command continues it.", _INTERRUPTED)
+    size = sum(file.size for file in files)
+    sys.stdout.write(f"{len(files)} files, {size / 1e6:,.1f} MB, {directory}: adopt it now\n")
+    return 0
 
 
 @_command
