@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import app.cli.main as cli
 from app.core.settings import Settings
 from app.ui.settings import UiSettings
 from tests.attribution_workers import environment_of
@@ -22,7 +23,9 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 # A version with at least two numbers ("18.4-bookworm", "26.09-vllm-python-py3"), or a digest.
 PINNED = re.compile(r"^\S+(:\d+\.\d+\S*|@sha256:[0-9a-f]{64})$")
-EVERY_PROFILE = [part for name in ("cpu", "gpu", "mock", "proxy") for part in ("--profile", name)]
+EVERY_PROFILE = [
+    part for name in ("cpu", "gpu", "mock", "proxy", "attribution") for part in ("--profile", name)
+]
 
 
 def environment(name: str) -> dict[str, str]:
@@ -124,6 +127,28 @@ def test_the_apis_check_does_not_depend_on_the_engines() -> None:
     """`/health`, `/ping` and `/` do, with LLM_HEALTH=engine."""
     check = SERVICES["api"]["healthcheck"]["test"][-1]
     assert re.findall(r"http://[^/]+(/[^\"]*)", check) == ["/health/ready"]
+
+
+def test_the_attribution_worker_reads_the_indexes_of_the_api(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both mount them read-only; the worker opens them by default, and the API by a variable."""
+    worker, api = SERVICES["attribution"], SERVICES["api"]
+    for service in (worker, api):
+        (mount,) = [one for one in service["volumes"] if "/indexes" in one]
+        assert interpolate(mount) == "indexes:/indexes:ro"
+    assert "indexes" in COMPOSE["volumes"]
+    assert worker["healthcheck"] == SERVICES["worker"]["healthcheck"]
+    assert worker["pids_limit"] >= 300
+    for service, expected in ((worker, Path("/indexes/indexes.toml")), (api, None)):
+        variables = environment(".env.api.dev") | service["environment"]
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, interpolate(value))
+            assert Settings().indexes_file == expected
+    command = [interpolate(one) for one in worker["command"]]
+    run = cli._parser(command).parse_args(command)
+    assert (run.kind, run.index, run.engines) == ("attribution", "demo", 1)
 
 
 async def test_a_worker_is_healthy_while_it_renews_its_lease(settings: Settings) -> None:

@@ -1,5 +1,6 @@
 """kubernetes/: valid by Kubernetes' own schemas, closed, without root, pinned, in step with Settings."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -145,7 +146,7 @@ def test_prometheus_alone_reaches_the_metrics_of_api_and_workers() -> None:
     policies = {
         one["metadata"]["name"]: one["spec"] for one in OBJECTS if one["kind"] == "NetworkPolicy"
     }
-    for part in ("api", "worker"):
+    for part in ("api", "worker", "attribution"):
         (pod,) = [pod for name, pod in pods() if name == f"Deployment llm-{part}"]
         (container,) = pod["spec"]["containers"]
         assert {"name": "metrics", "containerPort": settings.metrics_port} in container["ports"]
@@ -157,7 +158,7 @@ def test_prometheus_alone_reaches_the_metrics_of_api_and_workers() -> None:
         assert [port["port"] for port in headless["ports"]] == [settings.metrics_port]
     policy = policies["llm-metrics"]
     (parts,) = policy["podSelector"]["matchExpressions"]
-    assert set(parts["values"]) == {"api", "worker"}
+    assert set(parts["values"]) == {"api", "worker", "attribution"}
     rules = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["ingress"]}
     assert rules.keys() == {"http", "metrics"}
     assert rules["http"] is None
@@ -166,6 +167,21 @@ def test_prometheus_alone_reaches_the_metrics_of_api_and_workers() -> None:
     text = (ROOT / "docs" / "kubernetes.md").read_text()
     assert all(f"{one}-metrics.llm" in text for one in ("llm-api", "llm-worker"))
     assert f"port: {settings.metrics_port}" in text
+
+
+def test_indexes_are_mounted_read_only_in_worker_and_api() -> None:
+    (pod,) = [pod for name, pod in pods() if name == "Deployment llm-attribution"]
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    (patch,) = re.findall(r"patch deployment llm-api -p '(.*)'", text)
+    for spec in (pod["spec"], json.loads(patch)["spec"]["template"]["spec"]):
+        (container,) = spec["containers"]
+        (mount,) = [one for one in container["volumeMounts"] if one["name"] == "indexes"]
+        assert mount["readOnly"] is True
+        (variable,) = container["env"]
+        assert variable["name"] == "LLM_INDEXES_FILE"
+        assert variable["value"].startswith(f"{mount['mountPath']}/")
+        (volume,) = [one for one in spec["volumes"] if one["name"] == "indexes"]
+        assert volume["persistentVolumeClaim"] == {"claimName": "llm-indexes", "readOnly": True}
 
 
 def test_the_probes_of_the_api_do_not_depend_on_the_engines() -> None:
