@@ -37,6 +37,7 @@ from app.api.middleware.byte_accounts import ByteAccounts
 from app.api.middleware.fair_turns import FairTurns
 from app.api.middleware.request_guard import RequestGuard
 from app.api.middleware.request_id import RequestIdMiddleware
+from app.api.middleware.served_as import ServedAs
 from app.api.native import (
     attributions,
     contexts,
@@ -63,7 +64,7 @@ from app.api.openai.schemas import OpenAIErrorRead
 from app.api.pooling import router as pooling
 from app.api.raw_routes import REFERENCED, RawRoutes, reference
 from app.api.tenstorrent import router as tenstorrent
-from app.api.tgi import router as tgi
+from app.api.tgi import first_version as tgi_first, router as tgi
 from app.batches.processor import BatchProcessor
 from app.core.errors import ServiceError
 from app.core.fair_share import FairShares
@@ -84,7 +85,8 @@ _ERROR_CATALOGUE = ROOT / "docs" / "errors.md"
 # Modules with raw routes, which bypass FastAPI.
 _RAW = (
     *(results, create_results, streams, contexts),
-    *(openai, openai_responses, openai_embeddings, pooling, anthropic, tgi, tenstorrent),
+    *(openai, openai_responses, openai_embeddings, pooling, anthropic, tgi),
+    *(tgi_first, tenstorrent),
 )
 # Their first segment is any name: last, so that they shadow no other path.
 _OF_INDEXES = (attributions, infini_gram)
@@ -128,6 +130,7 @@ _ERRORS = {
         {"anyOf": [reference(OpenAIErrorRead), anthropic_errors.SCHEMA]},
     ),
     **dict.fromkeys(tgi_errors.SEGMENTS, _error("TGI's error.", tgi_errors.SCHEMA)),
+    tgi_errors.FIRST_SEGMENT: _error("TGI's first error.", tgi_errors.FIRST_SCHEMA),
     tenstorrent_errors.SEGMENT: _error("Tenstorrent's error.", tenstorrent_errors.SCHEMA),
 }
 
@@ -181,6 +184,27 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         # Unused; the check for its configuration would read the environment on every request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
+    _add_middleware(app, settings)
+    app.add_exception_handler(ServiceError, error_responses.on_service_error)
+    app.add_exception_handler(RequestValidationError, error_responses.on_validation_error)
+    app.add_exception_handler(HTTPException, error_responses.on_http_error)
+    app.add_exception_handler(Exception, error_responses.on_unexpected_error)
+    app.include_router(exports.router)
+    for routes in _RAW:
+        app.include_router(routes.raw)
+    for routes in _ROUTED:
+        app.include_router(routes.router)
+    app.include_router(health.router)
+    app.add_api_route("/docs/errors", _read_errors, include_in_schema=False)
+    for routes in _OF_INDEXES:
+        app.include_router(routes.router)
+        app.include_router(routes.raw)
+    app.openapi = lambda: _openapi(app, settings)  # type: ignore[method-assign] # FastAPI's own extension point
+    return app
+
+
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    """The innermost first."""
     app.add_middleware(
         RawRoutes,
         routes=[route for module in (*_RAW, *_OF_INDEXES) for route in module.raw.routes],
@@ -201,22 +225,8 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         auth_failures_per_minute=settings.auth_failures_per_minute,
     )
     app.add_middleware(RequestIdMiddleware)
-    app.add_exception_handler(ServiceError, error_responses.on_service_error)
-    app.add_exception_handler(RequestValidationError, error_responses.on_validation_error)
-    app.add_exception_handler(HTTPException, error_responses.on_http_error)
-    app.add_exception_handler(Exception, error_responses.on_unexpected_error)
-    app.include_router(exports.router)
-    for routes in _RAW:
-        app.include_router(routes.raw)
-    for routes in _ROUTED:
-        app.include_router(routes.router)
-    app.include_router(health.router)
-    app.add_api_route("/docs/errors", _read_errors, include_in_schema=False)
-    for routes in _OF_INDEXES:
-        app.include_router(routes.router)
-        app.include_router(routes.raw)
-    app.openapi = lambda: _openapi(app, settings)  # type: ignore[method-assign] # FastAPI's own extension point
-    return app
+    if settings.tgi_generate == "first":
+        app.add_middleware(ServedAs, paths={"/generate": tgi_first.PATH})
 
 
 def _openapi(app: FastAPI, settings: Settings) -> dict[str, Any]:

@@ -32,7 +32,7 @@ MAX_DIRECTORIES = 64
 _RESERVED = """
 admin api assets chat_tokenize contexts dashboard docs embed favicon.ico generate generate_stream health
 history indexes inference info invocations jobs launches me metrics models openapi.json ping redoc rerank
-results robots.txt score servers static static-offline-docs system teams tokenize tokens ui usage v1 v2
+results robots.txt score servers static static-offline-docs system teams tgi-v0 tokenize tokens ui usage v1 v2
 vertex webhooks workers
 """
 RESERVED_NAMES = frozenset(_RESERVED.split())

@@ -92,6 +92,9 @@ def assert_refusal(path: str, answer: httpx.Response, status: int, code: str | N
         assert answer.status_code == status
         assert set(answer.json()) == {"error", "error_type"}
         assert code in (None, answer.json()["error_type"])
+    elif dialect == tgi_errors.FIRST_SEGMENT:
+        assert answer.status_code == (400 if status == 422 else status)
+        assert set(answer.json()) == {"error"}
     elif dialect == tenstorrent_errors.SEGMENT:
         status = 400 if code == "invalid_token" else status
         assert answer.status_code == status

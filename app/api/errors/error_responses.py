@@ -31,6 +31,7 @@ _SHAPES: dict[str, Shape] = {
     **dict.fromkeys(("v1", *openai_errors.SEGMENTS), openai_errors.error_response),
     anthropic_errors.PATH: anthropic_errors.respond,
     **dict.fromkeys(tgi_errors.SEGMENTS, tgi_errors.respond),
+    tgi_errors.FIRST_SEGMENT: tgi_errors.respond_as_first,
     tenstorrent_errors.SEGMENT: tenstorrent_errors.respond,
 }
 

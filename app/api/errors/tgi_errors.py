@@ -15,6 +15,9 @@ from app.core.errors import AttemptLostError, FailureCode, ResultFailedError, Se
 # First segments of TGI's paths, "" is `POST /`, and of TEI's, whose errors are alike.
 SEGMENTS = ("", "generate", "generate_stream", "tokenize", "chat_tokenize", "info", "ping", "embed")
 
+# The first version of /generate: its errors have other statuses, and no type.
+FIRST_SEGMENT = "tgi-v0"
+
 # For the OpenAPI document.
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -27,6 +30,12 @@ SCHEMA: dict[str, Any] = {
             "`incomplete_generation_stream`, `template_error`, or one of docs/errors.md.",
         },
     },
+}
+
+FIRST_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string", "description": "For people: what to change."}},
 }
 
 # The body of a failed health check.
@@ -62,6 +71,16 @@ def respond(error: ServiceError) -> Response:
         return Response(None, 401, error.headers)
     status, body = to_error(error)
     return json_response(body, status, error.headers)
+
+
+def respond_as_first(error: ServiceError) -> Response:
+    """An error response of the first version: 400 a wrong request, 500 a failed generation."""
+    if error.status == 422 or error.code == FailureCode.INVALID_REQUEST:
+        status, text = 400, _reason(error)
+    else:
+        status, body = to_error(error)
+        status, text = (500 if status == 424 else status), body["error"]
+    return json_response({"error": text}, status, error.headers)
 
 
 def _error(status: int, kind: str, text: str) -> tuple[int, dict[str, str]]:

@@ -26,7 +26,7 @@ _VALID_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
 
 class RequestIdMiddleware:
-    """ASGI middleware, the outermost."""
+    """ASGI middleware, outside of all others but `ServedAs`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel
 
 from app import __version__
 from app.api.dependencies import Name, ServicesOf, services_of, team_of
@@ -78,15 +79,15 @@ _REUSE_HEADER = {
 _HEADERS = ON_DISCONNECT_HEADER | KEY_HEADER | _REUSE_HEADER
 
 
-def _describe(body: type[GenerateRequest], **more: Any) -> dict[str, Any]:
-    described: dict[str, Any] = describe(header=_HEADERS, body=body, example=_EXAMPLE | more)
+def describe_generation(body: type[BaseModel], example: object = _EXAMPLE) -> dict[str, Any]:
+    described: dict[str, Any] = describe(header=_HEADERS, body=body, example=example)
     return described
 
 
 @raw.post(
     "/generate",
     responses={200: {"description": "The generated text."}},
-    openapi_extra=_describe(GenerateRequest),
+    openapi_extra=describe_generation(GenerateRequest),
 )
 async def generate(request: Request) -> Response:
     """Continue a prompt; responds when the text is complete. `X-Result-Id` names its result."""
@@ -98,7 +99,7 @@ async def generate(request: Request) -> Response:
 @raw.post(
     "/generate_stream",
     responses={200: {"description": "One event per token.", "content": {MEDIA_TYPE: {}}}},
-    openapi_extra=_describe(GenerateRequest),
+    openapi_extra=describe_generation(GenerateRequest),
 )
 async def generate_stream(request: Request) -> Response:
     """Continue a prompt, streamed token by token as server-sent events."""
@@ -113,7 +114,7 @@ async def generate_stream(request: Request) -> Response:
             "content": {JSON: {}, MEDIA_TYPE: {}},
         }
     },
-    openapi_extra=_describe(CompatGenerateRequest, stream=False),
+    openapi_extra=describe_generation(CompatGenerateRequest, _EXAMPLE | {"stream": False}),
 )
 async def generate_at_root(request: Request) -> Response:
     """Respond as /generate, in a list; with `stream` as /generate_stream."""
@@ -185,7 +186,14 @@ async def read_health(services: ServicesOf) -> Response:
 async def _respond_complete(
     request: Request, wanted: GenerateRequest, began: float, *, is_listed: bool
 ) -> Response:
-    generation, group = await _prepare(request, wanted, is_stream=False)
+    generation, group = await prepare(request, wanted, is_stream=False)
+    return await respond_text(request, generation, group, began, is_listed=is_listed)
+
+
+async def respond_text(
+    request: Request, generation: Generation, group: GroupRequest, began: float, *, is_listed: bool
+) -> Response:
+    """The complete text of a prepared generation, in a list if `is_listed`."""
     validated = time.perf_counter() - began
 
     def render(rows: Sequence[ResultRow]) -> Response:
@@ -198,7 +206,7 @@ async def _respond_complete(
 
 
 async def _respond_stream(request: Request, wanted: GenerateRequest) -> Response:
-    generation, group = await _prepare(request, wanted, is_stream=True)
+    generation, group = await prepare(request, wanted, is_stream=True)
     writer = EventWriter(generation)
 
     async def encode(_ids: Sequence[UUID], events: Events) -> AsyncGenerator[bytes, None]:
@@ -219,9 +227,10 @@ async def _respond_stream(request: Request, wanted: GenerateRequest) -> Response
     return response
 
 
-async def _prepare(
+async def prepare(
     request: Request, wanted: GenerateRequest, *, is_stream: bool
 ) -> tuple[Generation, GroupRequest]:
+    """The validated request, and its submission. Raises ServiceError."""
     given = check(wanted, is_stream=is_stream)
     services = services_of(request)
     model = await services.registry.choose(

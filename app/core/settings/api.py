@@ -56,6 +56,10 @@ class HttpSettings(Section, title="HTTP"):
     `engine`: 503 while no model can generate, for load balancers that expect it. `/health/live`
     never depends on the engine: liveness probes use it. See docs/observability.md#health."""
 
+    tgi_generate: Literal["current", "first"] = "current"
+    """Version of Text Generation Inference that `POST /generate` speaks. `first`: that of 2022, for
+    clients that expect a list, with the prompt before the text. See docs/tgi.md#the-first-version."""
+
     @field_validator("trusted_proxies", "local_clients")
     @classmethod
     def _are_addresses(cls, addresses: list[str]) -> list[str]:

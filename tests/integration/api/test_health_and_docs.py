@@ -58,6 +58,7 @@ ROUTES = {
     "/": {"post", "get"},
     "/generate": {"post"},
     "/generate_stream": {"post"},
+    "/tgi-v0/generate": {"post"},
     "/tokenize": {"post"},
     "/chat_tokenize": {"post"},
     "/info": {"get"},
@@ -269,6 +270,8 @@ async def test_every_operation_documents_its_refusals(document: dict[str, Any]) 
             described = operation["responses"]["default"]["content"]
             if segment in tgi_errors.SEGMENTS:
                 assert described["application/json"]["schema"] == tgi_errors.SCHEMA
+            elif segment == tgi_errors.FIRST_SEGMENT:
+                assert described["application/json"]["schema"] == tgi_errors.FIRST_SCHEMA
             elif segment == tenstorrent_errors.SEGMENT:
                 assert described["application/json"]["schema"] == tenstorrent_errors.SCHEMA
             elif path.startswith(anthropic_errors.PATH):

@@ -273,7 +273,7 @@ async def test_the_calls_of_the_readme_and_its_pages(one: Service, tmp_path: Pat
     )
     # test_cli_token.py runs the call with a token.
     calls = [block for block in blocks if "curl" in block and "app token" not in block]
-    assert len(calls) == 11
+    assert len(calls) == 12
     program = (
         "\nprintf '\\036'\n".join(calls)
         .replace("http://127.0.0.1:8887", "$API")
@@ -284,6 +284,7 @@ async def test_the_calls_of_the_readme_and_its_pages(one: Service, tmp_path: Pat
         output, errors = await process.communicate()
     assert (process.returncode, errors) == (0, b"")
     assert b'"code"' not in output
+    assert b'[{"generated_text":"def ' in output
     one_call, seven_calls, stream, *_ = output.split(b"\x1e")
     assert orjson.loads(one_call)["state"] == "completed"
     assert orjson.loads(seven_calls[seven_calls.rindex(b'{"id":') :])["state"] == "completed"

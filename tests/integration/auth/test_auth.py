@@ -579,6 +579,7 @@ async def test_a_time_that_is_none_is_refused_in_each_dialects_way(
         ("GET", "/v1/models"),
         ("POST", "/v1/messages"),
         ("POST", "/generate"),
+        ("POST", "/tgi-v0/generate"),
         ("POST", "/inference/scripted"),
     ):
         answer = await closed.client.request(method, path, headers=headers)

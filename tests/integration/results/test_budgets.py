@@ -103,6 +103,7 @@ REQUESTS: dict[str, Any] = {
     },
     "/generate": {"inputs": "x"},
     "/generate_stream": {"inputs": "x"},
+    "/tgi-v0/generate": {"inputs": "x"},
     "/inference": {"text": "x"},
 }
 

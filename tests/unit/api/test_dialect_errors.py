@@ -61,6 +61,28 @@ def test_tgi(error: ServiceError, status: int, kind: str, text: str) -> None:
     assert orjson.loads(response.body) == {"error": text, "error_type": kind}
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (InvalidRequestError("d"), 400, "d"),
+        (FIELD, 400, "`a.b` is wrong; `c` too"),
+        (QueueFullError("d"), 429, "Model is overloaded"),
+        (LimitError("d"), 429, "Model is overloaded: d"),
+        (failed(FailureCode.MODEL_ERROR), 500, "Request failed during generation: d"),
+        (failed(FailureCode.INVALID_REQUEST), 400, "d"),
+        (ModelNotReadyError("d"), 503, "d"),
+        (MediaTypeError("d"), 415, "d"),
+        (UnauthenticatedError("d"), 401, "d"),
+    ],
+)  # fmt: skip
+def test_the_first_version_of_tgi(error: ServiceError, status: int, text: str) -> None:
+    error.headers["Retry-After"] = "3"
+    response = tgi_errors.respond_as_first(error)
+    assert response.status_code == status
+    assert response.headers["retry-after"] == "3"
+    assert orjson.loads(response.body) == {"error": text}
+
+
 @pytest.mark.parametrize("error", [UnauthenticatedError("d"), InvalidTokenError("d")])
 def test_tgi_reveals_nothing_to_strangers(error: ServiceError) -> None:
     response = tgi_errors.respond(error)
