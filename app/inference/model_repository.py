@@ -58,6 +58,10 @@ _ENCODER_DECODER_CLASSES = frozenset(
         "T5WithLMHeadModel", "UMT5ForConditionalGeneration", "WhisperForConditionalGeneration",
     }
 )  # fmt: skip
+NO_ENCODER = (
+    "vLLM has no encoder that reads a text, so it cannot generate from a prompt. Choose a decoder-only "
+    "model."
+)
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _HUGGING_FACE_ID = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+(@[A-Za-z0-9._/-]+)?")
 
@@ -111,8 +115,7 @@ def read_config(weights: Path) -> dict[str, Any]:
         raise ModelRepositoryError(f"{weights}/config.json is not a JSON object.")
     if is_encoder_decoder(config):
         raise ModelRepositoryError(
-            f"{weights} is an encoder-decoder model ({_kind(config)}): vLLM has no encoder that reads "
-            "a text, so it cannot generate from a prompt. Choose a decoder-only model."
+            f"{weights} is an encoder-decoder model ({_kind(config)}): {NO_ENCODER}"
         )
     if _is_bitsandbytes(config.get("quantization_config")):
         raise ModelRepositoryError(
@@ -128,12 +131,14 @@ def read_config(weights: Path) -> dict[str, Any]:
 
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:
     """Return if a config.json is that of a model that reads its input with an encoder of its own."""
-    nested = config.get("text_config")
+    nested, classes = config.get("text_config"), config.get("architectures")
     parts = [config, *([nested] if isinstance(nested, dict) else [])]
-    return any(
-        part.get("is_encoder_decoder") is True or part.get("model_type") in _ENCODER_DECODERS
-        for part in parts
-    ) or any(name in _ENCODER_DECODER_CLASSES for name in config.get("architectures") or ())
+    if any(part.get("is_encoder_decoder") is True for part in parts):
+        return True
+    if any(str(part.get("model_type")) in _ENCODER_DECODERS for part in parts):
+        return True
+    names = classes if isinstance(classes, list) else []
+    return any(str(name) in _ENCODER_DECODER_CLASSES for name in names)
 
 
 def _kind(config: Mapping[str, Any]) -> str:

@@ -8,6 +8,9 @@ import re
 from dataclasses import dataclass
 from uuid import UUID
 
+import orjson
+
+from app.inference.model_repository import NO_ENCODER, is_encoder_decoder
 from app.provisioning import patterns
 from app.provisioning.hosts import CommandOutput, HostError, Hosts
 from app.provisioning.job_script import ModelPlace, directory_of, pack_directory, render_script
@@ -17,6 +20,8 @@ from app.provisioning.spec import LaunchSpec, is_below_a_root
 
 LOG_BYTES = 32_768
 _MAX_FILE_BYTES = 4096
+_MAX_CONFIG_BYTES = 512 * 1024
+_COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
 # A job of an older version has three ports: HTTP's is between the two.
 _ADDRESS = re.compile(r"(\S{1,253})((?: \d{1,5}){2,3})\n")
 _EXIT = re.compile(r"(\d{1,3}) (\d{1,12})\n")
@@ -83,6 +88,7 @@ class Directory:
 
     async def _find_model(self, spec: LaunchSpec) -> ModelPlace:
         if not spec.model.startswith("/"):
+            await self._refuse_encoder_decoder(spec, await self._cached(spec))
             return ModelPlace()
         roots = self.profile.model_roots
         answer = await self._run("realpath", "-m", "--", spec.model, *roots)
@@ -106,7 +112,33 @@ class Directory:
             raise RefusedError(
                 f"{spec.model} has neither a config.json nor a config.pbtxt: it is not a model."
             )
+        await self._refuse_encoder_decoder(spec, path)
         return ModelPlace(path)
+
+    async def _cached(self, spec: LaunchSpec) -> str | None:
+        """Directory of a Hugging Face model's revision in the profile's cache, which may lack it."""
+        if self.profile.cache is None:
+            return None
+        repository = f"{self.profile.cache}/hub/models--{spec.model.replace('/', '--')}"
+        name = spec.revision or "main"
+        answer = await self._run("head", "-c", "64", "--", f"{repository}/refs/{name}")
+        commit = answer.output.strip() if answer.status == 0 else name
+        return f"{repository}/snapshots/{commit}" if _COMMIT.fullmatch(commit) else None
+
+    async def _refuse_encoder_decoder(self, spec: LaunchSpec, path: str | None) -> None:
+        """Raise RefusedError for an encoder-decoder model, before a job waits for a GPU.
+
+        The engine itself reports other faults of a config.json.
+        """
+        if path is None:
+            return
+        answer = await self._run("head", "-c", str(_MAX_CONFIG_BYTES), "--", f"{path}/config.json")
+        try:
+            config = orjson.loads(answer.output) if answer.status == 0 else None
+        except orjson.JSONDecodeError:
+            return
+        if isinstance(config, dict) and is_encoder_decoder(config):
+            raise RefusedError(f"{spec.model} is an encoder-decoder model: {NO_ENCODER}")
 
     async def _read(self, name: str) -> str | None:
         answer = await self._run("head", "-c", str(_MAX_FILE_BYTES), "--", f"{self.path}/{name}")

@@ -46,6 +46,14 @@ model_roots = ["{Path(SCRIPTED).parent}"]
 triton_entries = true
 runtime = "plain"
 command = ["sh", "-c", "sleep 300"]
+[profiles.cached]
+provider = "local"
+home = "HOME"
+cache = "HOME"
+idle_minutes = 0
+model_roots = ["HOME/models"]
+runtime = "plain"
+command = ["sh", "-c", "sleep 300"]
 [profiles.strict]
 provider = "local"
 home = "HOME"
@@ -136,6 +144,35 @@ async def test_models_that_lead_out_of_their_root(launching: Service, tmp_path: 
         assert ended["submitted_at"] is None
 
 
+@pytest.mark.parametrize("place", ["directory", "cache"])
+async def test_an_encoder_decoder_is_refused_before_its_job(
+    launching: Service, tmp_path: Path, place: str
+) -> None:
+    home, commit = tmp_path / "home", "a" * 40
+    t5, llama = (
+        '{"architectures": ["T5ForConditionalGeneration"]}',
+        '{"architectures": [["T5"], 5]}',
+    )
+    for name, config in (("t5", t5), ("llama", llama), ("broken", "{")):
+        if place == "directory":
+            weights, model = home / "models" / name, str(home / "models" / name)
+        else:
+            repository = home / "hub" / f"models--a--{name}"
+            weights, model = repository / "snapshots" / commit, f"a/{name}"
+            (repository / "refs").mkdir(parents=True)
+            (repository / "refs" / "main").write_text(commit)
+        weights.mkdir(parents=True)
+        (weights / "config.json").write_text(config)
+        accepted = await launch(launching, profile="cached", model=model, name=name)
+        if name == "t5":
+            ended = await until_state(launching, accepted["id"], "failed")
+            assert f"{model} is an encoder-decoder model" in ended["reason"]
+            assert ended["submitted_at"] is None
+        else:
+            await until_state(launching, accepted["id"], "starting")
+            await stop(launching, accepted["id"])
+
+
 async def test_names_are_taken_while_a_launch_is_open(launching: Service) -> None:
     accepted = await launch(launching, profile="silent")
     again = {"name": "one", "model": SCRIPTED, "profile": "silent"}
@@ -189,7 +226,7 @@ async def test_a_server_of_that_name(launching: Service) -> None:
 
 async def test_profiles_and_catalogue_are_shown(launching: Service, tmp_path: Path) -> None:
     shown = (await launching.client.get("/launches/profiles")).json()
-    assert [one["name"] for one in shown] == ["here", "silent", "strict"]
+    assert [one["name"] for one in shown] == ["here", "silent", "cached", "strict"]
     assert "home" not in shown[0]
     assert (await launching.client.get("/launches/catalogue")).json() == []
 
