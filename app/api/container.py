@@ -93,6 +93,7 @@ class Services:
             read_declarations(settings.indexes_file),
             threads=settings.index_threads,
             queue=settings.index_queue,
+            file=settings.indexes_file,
         )
         self.api_process = ApiProcess(database)
         self.submissions = Submissions(

@@ -210,7 +210,7 @@ def _declare(file: Path | None, declaration: Declaration, declared: Declaration 
         except (DeclarationError, OSError) as error:
             _fail(f"The index is built, and not declared: {error}. The lines to add:")
         else:
-            sys.stdout.write(f"Declared in {file}. Running processes open it when they start.\n")
+            sys.stdout.write(f"Declared in {file}. Running APIs open it within seconds.\n")
             return 0
     else:
         sys.stderr.write(

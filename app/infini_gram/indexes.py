@@ -6,6 +6,7 @@ if one is wrong, the index is closed again.
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -16,8 +17,9 @@ from typing import TypeVar
 
 from app.core.background_threads import background_threads
 from app.core.errors import EngineError, IndexBusyError, IndexUnavailableError, UnknownIndexError
+from app.core.waiting import cancel_all
 from app.infini_gram import manifest as manifests
-from app.infini_gram.declarations import Declaration
+from app.infini_gram.declarations import Declaration, DeclarationError, read_declarations
 from app.infini_gram.engine import Engine
 from app.infini_gram.manifest import ManifestError
 from app.infini_gram.thread_budget import ThreadBudget
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 # Unverified bytes that are read before an index is opened, at most: some seconds.
 CHECK_FIRST_BYTES = 2_000_000_000
+# Between two looks at the file of declarations.
+WATCH_SECONDS = 2.0
 
 _T = TypeVar("_T")
 
@@ -38,7 +42,7 @@ class _StoppedError(Exception):
 class Indexes:
     """Open indexes: at most `threads` queries run at the same time, and `queue` more wait.
 
-    `budget` is for threads that the engine starts for them.
+    `budget` is for threads that the engine starts for them. Indexes that are added to `file` later are opened, too.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Indexes:
         threads: int = 4,
         queue: int = 64,
         budget: ThreadBudget | None = None,
+        file: Path | None = None,
     ) -> None:
         self._declarations = {one.name: one for one in declarations}
         self._engines: dict[str, Engine] = {}
@@ -59,6 +64,9 @@ class Indexes:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._checker: threading.Thread | None = None
+        self._file = file
+        self._file_version = _version_of(file)
+        self._watcher: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Verify and open all indexes; failures are logged and kept."""
@@ -74,9 +82,14 @@ class Indexes:
 
     async def __aenter__(self) -> "Indexes":
         await self.open()
+        if self._file is not None:
+            self._watcher = asyncio.create_task(self._watch(self._file), name="index declarations")
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._stopping.set()
+        if self._watcher:
+            await cancel_all([self._watcher])
         self.close()
 
     def close(self) -> None:
@@ -135,6 +148,37 @@ class Indexes:
         with self._lock:
             self._pending -= 1
 
+    # --- Declarations that are added later ----------------------------------------------------------
+
+    async def _watch(self, file: Path) -> None:
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if await asyncio.to_thread(self._is_changed, file):
+                await asyncio.to_thread(self._open_added, file)
+
+    def _is_changed(self, file: Path) -> bool:
+        version = _version_of(file)
+        is_changed = version is not None and version != self._file_version
+        self._file_version = version or self._file_version
+        return is_changed
+
+    def _open_added(self, file: Path) -> None:
+        """Open the declared indexes that are not open. Open ones stay, also if they are no longer declared."""
+        try:
+            declared = read_declarations(file)
+        except DeclarationError as error:
+            extra = {"action": "index_failed"}
+            logger.error("the indexes stay as they are: %s", error, extra=extra)  # noqa: TRY400
+            return
+        later = []
+        with contextlib.suppress(_StoppedError):
+            for one in declared:
+                if one.name not in self._engines:
+                    self._declarations = {**self._declarations, one.name: one}
+                    if self._open(one):
+                        later.append(one)
+        self._check_later(later)
+
     # --- Opening ----------------------------------------------------------------------------------
 
     def _open(self, declaration: Declaration) -> bool:
@@ -147,6 +191,7 @@ class Indexes:
             if not is_later:
                 self._check(declaration)
             self._engines[declaration.name] = engine = Engine(declaration, self._budget)
+            self._failures.pop(declaration.name, None)
         except (ManifestError, TokenizerError, EngineError, OSError) as error:
             self._fail(declaration, error)
             return False
@@ -186,6 +231,15 @@ class Indexes:
         self._failures[declaration.name] = _without_paths(str(error), declaration).rstrip(".")
         extra = {"action": "index_failed"}
         logger.error("index %s is not open: %s", declaration.name, error, extra=extra)
+
+
+def _version_of(file: Path | None) -> tuple[int, ...] | None:
+    """Changes whenever the file is written or replaced; None if it cannot be read."""
+    try:
+        status = file.stat() if file else None
+    except OSError:
+        return None
+    return (status.st_mtime_ns, status.st_size, status.st_ino) if status else None
 
 
 def _unverified_bytes(declaration: Declaration) -> int:

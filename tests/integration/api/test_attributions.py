@@ -130,6 +130,26 @@ async def test_a_text_is_attributed(service: Service, worker: ServicePart) -> No
     assert "truncated" not in full.json()[0]
 
 
+async def test_requests_of_the_originals_load_test(service: Service, worker: ServicePart) -> None:
+    """load-test/locustfile.py of infini-gram API, with the members that later versions ignore."""
+    members: dict[str, Any] = {
+        "prompt": "Who wrote?", "delimiters": ["\n", "."], "allowSpansWithPartialWords": True,
+        "minimumSpanLength": 1, "maximumFrequency": 1_000_000, "maximumSpanDensity": 0.05,
+        "spanRankingMethod": "unigram_logprob_sum", "includeDocuments": True,
+        "maximumDocumentsPerSpan": 10, "maximum_document_context_length_retrieved": 250,
+        "maximum_document_context_length_displayed": 40, "filterMethod": "bm25",
+        "filterBm25FieldsConsidered": "prompt|response", "filterBm25RatioToKeep": 1.0,
+        "includeInputAsTokens": True,
+    }  # fmt: skip
+    answer = await attribute(service, **members)
+    assert answer.status_code == 200, answer.text
+    spans = answer.json()["spans"]
+    assert 1 <= len(spans) <= 0.05 * len(TEXT) + 1
+    assert all(1 <= len(span["documents"]) <= 10 for span in spans)
+    refused = await attribute(service, **{**members, "maximumFrequency": 1_000_001})
+    assert_problem(refused, 422, "invalid_request", "maximumFrequency")
+
+
 async def test_the_same_text_again_has_the_same_answer(
     service: Service, worker: ServicePart, connection: asyncpg.Connection
 ) -> None:

@@ -12,10 +12,12 @@ import orjson
 import pytest
 
 from app.core.errors import IndexBusyError, IndexUnavailableError, UnknownIndexError
+from app.core.settings import Settings
 from app.infini_gram import engine_main, indexes as opened, manifest as manifests
-from app.infini_gram.declarations import BYTES, Declaration
+from app.infini_gram.declarations import BYTES, Declaration, add_declaration, read_declarations
 from app.infini_gram.indexes import Indexes
 from app.infini_gram.manifest import KINDS, ManifestError, verify
+from tests.conftest import run_service
 from tests.indexes import DEMO_TOKENIZER, BuiltIndex, build_index, some_texts
 from tests.integration.support import until
 
@@ -225,6 +227,72 @@ async def test_an_attribution_notices_that_its_index_was_taken_away(
         request = orjson.dumps({"text": "a", "parameters": {}})
         kind, message, *_ = engine_main._attribute(indexes, "copy", request)
     assert (kind, b"metadata.0 was altered" in message) == ("engine", True)
+
+
+# --- Indexes that are declared later ---------------------------------------------------------------
+
+
+async def test_an_added_index_is_opened_without_a_restart(
+    built: BuiltIndex,
+    copy: Declaration,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(opened, "WATCH_SECONDS", 0.02)
+    file = tmp_path / "indexes.toml"
+    add_declaration(file, built.declaration)
+    damaged = copy.path / "table.0"
+    whole = damaged.read_bytes()
+    async with Indexes(read_declarations(file), file=file) as indexes:
+        first = indexes.engine("small")
+        cut(damaged)
+        add_declaration(file, copy)
+
+        async def has_failed() -> bool:
+            return "copy" in indexes.failures
+
+        await until(has_failed)
+        damaged.write_bytes(whole)
+        declared = file.read_text()
+        file.write_text("[indexes")
+
+        async def is_reported() -> bool:
+            return "the indexes stay as they are" in caplog.text
+
+        await until(is_reported)
+        assert indexes.names == ["small"]
+        file.write_text(declared)
+
+        async def is_open() -> bool:
+            return indexes.names == ["small", "copy"]
+
+        await until(is_open)
+        assert indexes.failures == {}
+        assert await indexes.run("copy", lambda engine: engine.total_documents) == 120
+        file.unlink()
+        await asyncio.sleep(0.1)
+        assert indexes.names == ["small", "copy"]
+        assert indexes.engine("small") is first, "an open index is not opened again"
+
+
+async def test_a_running_api_serves_an_added_index(
+    settings: Settings, built: BuiltIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "WATCH_SECONDS", 0.02)
+    file = tmp_path / "indexes.toml"
+    file.write_text("")
+    changed = settings.model_copy(update={"indexes_file": file})
+    async with run_service(changed, with_worker=False) as service:
+        assert (await service.client.get("/indexes")).json() == []
+        add_declaration(file, built.declaration)
+
+        async def is_served() -> bool:
+            return bool((await service.client.get("/indexes")).json() == ["small"])
+
+        await until(is_served)
+        answer = await service.client.post("/small/count", json={"query": " zyzzyva"})
+        assert answer.json()["count"] == 1
 
 
 # --- Threads -------------------------------------------------------------------------------------
