@@ -82,7 +82,7 @@ async def download(
             transfer = _Transfer(http, directory, hidden, files, report)
             transfer.check_space()
             await transfer.run(connections)
-        shutil.rmtree(directory / _HIDDEN)
+            shutil.rmtree(hidden)  # before its lock ends: a further download may begin then
     return files
 
 

@@ -153,8 +153,11 @@ class Indexes:
     async def _watch(self, file: Path) -> None:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            if await asyncio.to_thread(self._is_changed, file):
-                await asyncio.to_thread(self._open_added, file)
+            try:
+                if await asyncio.to_thread(self._is_changed, file):
+                    await asyncio.to_thread(self._open_added, file)
+            except Exception:
+                logger.exception("%s", file, extra={"action": "index_failed"})
 
     def _is_changed(self, file: Path) -> bool:
         version = _version_of(file)
