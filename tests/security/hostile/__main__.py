@@ -10,7 +10,8 @@ from pathlib import Path
 import uvloop
 
 from app.cli.up.triton import EmbeddedTriton
-from tests.conftest import make_settings, migrate, run_triton
+from tests.conftest import SCRIPTED, make_settings, migrate, run_triton
+from tests.pooling_models import pooling_entries
 from tests.postgres import start_postgres
 from tests.security.hostile.run import Options, Outcome, percentile, run, summary
 
@@ -73,7 +74,8 @@ def _run(options: Options) -> Outcome:
     with start_postgres(directory) as postgres:
         asyncio.run(postgres.execute(f"CREATE DATABASE {_DATABASE}"))
         migrate(make_settings(postgres, _DATABASE))
-        with run_triton(EmbeddedTriton, directory / "triton") as triton:
+        models = SCRIPTED | pooling_entries(directory / "pooling")
+        with run_triton(EmbeddedTriton, directory / "triton", models) as triton:
             return uvloop.run(run(directory, postgres, _DATABASE, triton, options, _print))
 
 

@@ -19,6 +19,7 @@ from tests.conftest import ROOT, SCRIPTED, make_settings
 from tests.indexes import DEMO_TOKENIZER
 from tests.integration.support import until
 from tests.integration.webhook_receiver import receiving, silence
+from tests.pooling_models import pooling_entries
 from tests.postgres import PostgresServer
 from tests.security.hostile.attacker import MODEL, Account, Order
 from tests.security.hostile.memory_limit import limited, resident_bytes
@@ -141,6 +142,7 @@ def _make_repository(directory: Path) -> Path:
         (model / file.name).symlink_to(file)
     (model / "config.json").write_text('{"architectures": [], "vision_config": {}}')
     (model / "chat_template.jinja").write_text(_TEMPLATE)
+    pooling_entries(directory / "repository")
     return directory / "repository"
 
 
