@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from app.cli.up.postgres import HOST, EmbeddedPostgres
+from app.cli.up.processes import ChildPart
 from app.cli.up.service import ServicePart
 from app.cli.up.triton import EmbeddedTriton
 from bench.pgbouncer import PgBouncer
@@ -106,30 +107,25 @@ def _enter(descriptor: int) -> None:
         raise OSError(ctypes.get_errno(), "setns")
 
 
-class HostPart(ServicePart):
-    """API or worker on a host."""
-
+class _OnHost(ChildPart):
     host: Host
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+
+class HostPart(_OnHost, ServicePart):
+    """API or worker on a host."""
 
     def _run(self) -> subprocess.Popen[bytes]:
         with self.host.entered():
             return super()._run()
 
 
-class HostPostgres(EmbeddedPostgres):
+class HostPostgres(_OnHost, EmbeddedPostgres):
     """PostgreSQL on a host."""
-
-    host: Host
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     async def _initialise(self, binaries: Path) -> None:
         await super()._initialise(binaries)
@@ -150,30 +146,16 @@ class HostStandby(HostPostgres, Standby):
     """A standby on a host."""
 
 
-class HostPgBouncer(PgBouncer):
+class HostPgBouncer(_OnHost, PgBouncer):
     """PgBouncer on a host."""
-
-    host: Host
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self.host.entered():
             return super()._spawn()
 
 
-class HostTriton(EmbeddedTriton):
+class HostTriton(_OnHost, EmbeddedTriton):
     """Triton on a host."""
-
-    host: Host
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def address(self, protocol: str) -> str:
         return super().address(protocol).replace(HOST, self.host.address)

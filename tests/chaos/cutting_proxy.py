@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from enum import Enum
 
+from tests.listening import listening
+
 _SSL_REQUEST = 80_877_103
 _READY_FOR_QUERY = b"Z\x00\x00\x00\x05"  # the state of the transaction follows
 
@@ -41,7 +43,6 @@ class CuttingProxy:
         self._marker = marker
         self._fates = itertools.cycle(fates)
         self._limit = limit
-        self._connections: set[asyncio.Task[None]] = set()
         self.cuts: Counter[Cut] = Counter()
         self.all_cut = asyncio.Event()
         self.port = 0
@@ -49,20 +50,8 @@ class CuttingProxy:
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Listen on a port of 127.0.0.1."""
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
+        async with listening(self._serve) as self.port:
             yield
-        finally:
-            server.close()
-            for task in self._connections:
-                task.cancel()
-            await asyncio.gather(*self._connections, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
 
     async def _serve(
         self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter

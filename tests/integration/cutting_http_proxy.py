@@ -8,6 +8,8 @@ import struct
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tests.listening import listening
+
 _BLOCK = 65_536
 _NOT_KEPT = re.compile(rb"\r\nconnection:[^\r]*", re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -40,25 +42,12 @@ class CuttingHttpProxy:
     async def run(self) -> AsyncIterator[None]:
         """Listen on a port of 127.0.0.1."""
         self._left = iter(self.cuts)
-        self._connections: set[asyncio.Task[None]] = set()
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
+        async with listening(self._serve) as self.port:
             yield
-        finally:
-            server.close()
-            for task in self._connections:
-                task.cancel()
-            await asyncio.gather(*self._connections, return_exceptions=True)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

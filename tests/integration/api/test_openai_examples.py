@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.conftest import ROOT, Service
+from tests.listening import listening
 
-_REFUSED = {
-    2,
-    3,
-}  # with the lost answer before them as many failures as the client's default allows
+# With the lost answer before them, as many failures as the client's default allows.
+_REFUSED = {2, 3}
 
 
 class Restarting:
@@ -21,26 +20,13 @@ class Restarting:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._open: set[asyncio.Task[None]] = set()
         self.connections = 0
         self.port = 0
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
+        async with listening(self._serve) as self.port:
             yield
-        finally:
-            server.close()
-            for task in self._open:
-                task.cancel()
-            await asyncio.gather(*self._open, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
