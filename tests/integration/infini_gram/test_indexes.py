@@ -276,6 +276,37 @@ async def test_an_added_index_is_opened_without_a_restart(
         assert indexes.engine("small") is first, "an open index is not opened again"
 
 
+async def test_the_file_is_watched_after_an_unexpected_error(
+    built: BuiltIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "WATCH_SECONDS", 0.02)
+    file = tmp_path / "indexes.toml"
+    file.write_text("")
+    add, looks = Indexes._open_added, 0
+
+    def fail_once(indexes: Indexes, path: Path) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise RuntimeError("unexpected")
+        add(indexes, path)
+
+    monkeypatch.setattr(Indexes, "_open_added", fail_once)
+    async with Indexes([], file=file) as indexes:
+        add_declaration(file, built.declaration)
+
+        async def has_failed() -> bool:
+            return looks == 1
+
+        await until(has_failed)
+        file.write_text(file.read_text() + "\n")
+
+        async def is_open() -> bool:
+            return indexes.names == ["small"]
+
+        await until(is_open)
+
+
 async def test_a_running_api_serves_an_added_index(
     settings: Settings, built: BuiltIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
