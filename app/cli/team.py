@@ -1,4 +1,4 @@
-"""`python -m app team`: limits, retention and search of teams."""
+"""`python -m app team`: limits, reuse, retention and search of teams."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from app.queue.team_limits import TeamLimits
 from app.results.retention.policy import RetentionPolicy
 from app.results.search_policy import SearchPolicy
 
-_HELP = """Limits of each team for each model. A row for `--model M` overrides the team's row for all
+_HELP = """Limits and reuse of each team for each model. A row for `--model M` overrides the team's row for all
 models, which overrides the defaults (LLM_TEAM_MAX_QUEUED and others, docs/settings.md).
 Running processes apply a change at once. docs/limits.md describes the limits."""
 
@@ -32,6 +32,9 @@ _NUMBERS = {
     "tokens_per_minute": (int, "most tokens of prompts and max_tokens per minute"),
 }
 
+_REUSE_HELP = "whether equal results answer requests without `reuse` (default off): docs/reuse.md"
+_NAMES = (*_NUMBERS, "reuse")
+
 _on_limits = store_command("team", TeamLimits)
 _on_retention = store_command("team", RetentionPolicy)
 _on_search = store_command("team", SearchPolicy)
@@ -48,6 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         command.add_argument("--model", default="*", help="one model only (default: each model)")
     for name, (kind, text) in _NUMBERS.items():
         setting.add_argument(f"--{name.replace('_', '-')}", type=_positive(kind), help=text)
+    setting.add_argument("--reuse", choices=("on", "off"), help=_REUSE_HELP)
     retain = add_command(actions, "retain", _RETAIN_HELP, _retain).add_argument
     retain("team", help="the team's id")
     for flag, what in (("--results", "a result is kept"), ("--prompts", "a prompt is kept")):
@@ -90,9 +94,9 @@ _Stores = tuple[TeamLimits, RetentionPolicy, SearchPolicy]
 )
 async def _list(stores: _Stores, _options: argparse.Namespace) -> None:
     limits, retention, search = stores
-    table = [["team", "model", *_NUMBERS]]
+    table = [["team", "model", *_NAMES]]
     for team, model, values in await limits.stored():
-        table.append([team, model, *(str(values.get(name, "-")) for name in _NUMBERS)])
+        table.append([team, model, *(_value_text(values.get(name)) for name in _NAMES)])
     write_table(table)
     if own := await retention.stored():
         sys.stdout.write("\n")
@@ -101,6 +105,12 @@ async def _list(stores: _Stores, _options: argparse.Namespace) -> None:
     if searches := await search.stored():
         sys.stdout.write("\n")
         write_table([["team", "search"], *searches])
+
+
+def _value_text(value: float | bool | None) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "-" if value is None else str(value)
 
 
 def _duration_text(seconds: float | None) -> str:
@@ -127,8 +137,10 @@ async def _set_search(policy: SearchPolicy, options: argparse.Namespace) -> None
 
 def _set(options: argparse.Namespace) -> int:
     values = {name: value for name in _NUMBERS if (value := getattr(options, name)) is not None}
+    if options.reuse is not None:
+        values["reuse"] = options.reuse == "on"
     if not values:
-        sys.stderr.write("name at least one limit, such as --max-queued 1000\n")
+        sys.stderr.write("name at least one value, such as --max-queued 1000\n")
         return 2
 
     @_on_limits

@@ -1,4 +1,4 @@
-"""Limits of each team for each model, as set by the operator.
+"""Limits of each team for each model, and its reuse, as set by the operator.
 
 Every process holds all of them. It reads them again when notified of a change, and regularly.
 """
@@ -20,6 +20,7 @@ class Limits:
     """Limits of one team for one model; None is no limit.
 
     `weight` is the team's share of the model while several teams wait for it, relative to others'.
+    `reuse` applies to requests that have no `reuse` of their own.
     """
 
     weight: float = 1.0
@@ -27,6 +28,7 @@ class Limits:
     max_running: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    reuse: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,10 +41,11 @@ class RunningLimits:
 
 _NAMES = tuple(field.name for field in fields(Limits))
 _COLUMNS = ", ".join(_NAMES)
+_VALUES = ", ".join(f"${place}" for place in range(3, 3 + len(_NAMES)))
 _READ = f"SELECT team_id, model_name, {_COLUMNS} FROM team_limits"
 _SET = f"""
 WITH stored AS (
-  INSERT INTO team_limits AS l (team_id, model_name, {_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7)
+  INSERT INTO team_limits AS l (team_id, model_name, {_COLUMNS}) VALUES ($1, $2, {_VALUES})
   ON CONFLICT (team_id, model_name) DO UPDATE
   SET ({_COLUMNS}) = ROW({", ".join(f"excluded.{name}" for name in _NAMES)})
   RETURNING 1)
@@ -75,6 +78,7 @@ class TeamLimits:
             "max_running": settings.team_max_running,
             "requests_per_minute": settings.team_requests_per_minute,
             "tokens_per_minute": settings.team_tokens_per_minute,
+            "reuse": False,
         }
         self._rows: dict[tuple[str, str], Stored] = {}
         # As asked for; bounded by teams and models.

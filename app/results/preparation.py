@@ -40,7 +40,7 @@ from app.results.plain_contexts import TextSize
 from app.results.pooling import kind_of, pooling_parameters, render_prompt, wrong_task
 from app.results.requests import ResultCreate, SendOptions
 from app.results.retention.policy import RetentionPolicy
-from app.results.reuse import text_of, with_digest
+from app.results.reuse import may_reuse, text_of, with_digest
 from app.results.rows import erased
 from app.results.store import ResultStore
 from app.results.token_budget import (
@@ -164,7 +164,7 @@ class Preparation:
                     request=request.request,
                     store=request.store,
                 )
-                if request.options.reuse and place:  # its seed is its own
+                if first.result.reuse_digest is not None and place:  # its seed is its own
                     result = with_digest(result, model, text_of(result))
                 prepared.append(replace(first, result=result))
         check_prompts([one.result for one in prepared])
@@ -297,7 +297,7 @@ class Preparation:
             most = await most_tokens(draft.model, draft.text, draft.token_ids)
             logprobs += count_prompt_logprobs(parameters, most)
         result = self._to_result(principal, draft, parameters, tokens, limits)
-        if draft.options.reuse:
+        if may_reuse(draft.options, limits):
             result = with_digest(result, draft.model, draft.text)
         return Prepared(draft.model, result, logprobs)
 

@@ -120,7 +120,10 @@ class Replays:
 
 def _members(options: SendOptions) -> dict[str, Any]:
     """The members of a request without those that repeat a default."""
-    return options.model_dump(mode="json", exclude=_KEYS, exclude_defaults=True)
+    members = options.model_dump(mode="json", exclude=_KEYS, exclude_defaults=True)
+    if options.reuse is False:  # once the default: keys of that time find their results
+        del members["reuse"]
+    return members
 
 
 def deleted(row: JobRow, result_id: UUID) -> ResultDeletedError:

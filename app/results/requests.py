@@ -148,10 +148,11 @@ class SendOptions(_WithMetadata):
         None,
         description="Delete the result so long after its end; at most as long as the team's are kept.",
     )
-    reuse: bool = Field(
-        False,
+    reuse: bool | None = Field(
+        None,
         description="True: a completed result of an equal request answers this one, if there is one "
-        "(docs/reuse.md). Needs a temperature of 0 or a seed; otherwise it has no effect.",
+        "(docs/reuse.md). Needs a temperature of 0 or a seed; otherwise it has no effect. False: the "
+        "request runs. Default: the team's setting.",
     )
     continue_lost_attempts: bool | None = Field(
         None,

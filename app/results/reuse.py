@@ -10,6 +10,8 @@ from app.core.errors import DatabaseUnavailableError, MemoryBusyError, NotFoundE
 from app.inference.model_registry import Model
 from app.queue.enqueue import NewResult
 from app.queue.idempotency import hash_request
+from app.queue.team_limits import Limits
+from app.results.requests import SendOptions
 from app.results.rows import ResultRow
 from app.results.store import ResultStore
 
@@ -23,6 +25,18 @@ class Reused:
     @property
     def result_id(self) -> UUID:
         return self.row.id
+
+
+def may_reuse(options: SendOptions, limits: Limits) -> bool:
+    """Return whether an equal result may answer: by the request, or else by its team's setting.
+
+    None may where each answer is a sample of its own. A result that an attribution follows has none:
+    only an attempt's end sends it.
+    """
+    is_wanted = limits.reuse if options.reuse is None else options.reuse
+    sampling = options.parameters
+    is_repeatable = sampling.temperature == 0 or sampling.seed is not None
+    return is_wanted and is_repeatable and options.attribute is None and options.pooling is None
 
 
 async def read_reused(results: ResultStore, new: NewResult) -> Reused | None:
@@ -46,21 +60,13 @@ def text_of(result: NewResult) -> str:
 
 
 def with_digest(result: NewResult, model: Model, text: str) -> NewResult:
-    """The result with the digest of its request, unless each answer is a sample of its own.
-
-    `text` is the prompt as the engine reads it. A result that an attribution follows has none: only an
-    attempt's end sends it.
-    """
-    parameters = orjson.loads(result.parameters)
-    is_repeatable = parameters.get("temperature") == 0 or parameters.get("seed") is not None
-    if not is_repeatable or result.attribution is not None or result.kind != "generation":
-        return result
+    """The result with the digest of its request, which `may_reuse`; `text`: as the engine reads it."""
     if result.has_images:  # the parameters have their size alone
         return result
     request = {
         "model": result.model_name,
         "revision": model.format.revision if model.format else "",
         "prompt": text,
-        "parameters": parameters,
+        "parameters": orjson.loads(result.parameters),
     }
     return replace(result, reuse_digest=hash_request(request))

@@ -7,6 +7,7 @@ from app.inference.model_registry import Model
 from app.queue.team_limits import Limits
 from app.results.drafts import SubmissionDraft, invalid
 from app.results.requests import SendOptions
+from app.results.reuse import may_reuse
 
 # A tokenizer makes at most one token of a byte, and adds a few special ones.
 _SPECIAL_TOKENS = 8
@@ -18,7 +19,7 @@ def needs_text(options: SendOptions, limits: Limits) -> bool:
         limits.tokens_per_minute is not None
         or options.parameters.prompt_logprobs is not None
         or options.score is not None
-        or options.reuse
+        or may_reuse(options, limits)
     )
 
 

@@ -19,7 +19,12 @@ _OUTCOMES = {
     "score": "A score",
 }
 # Members that the API omits if they are empty.
-OPTIONAL: Mapping[str, Any] = {"erased_at": None, "source_id": None, "attribution": None}
+OPTIONAL: Mapping[str, Any] = {
+    "erased_at": None,
+    "source_id": None,
+    "attribution": None,
+    "reused_from": None,
+}
 
 
 async def to_view(result: Mapping[str, Any], view: str | None = None) -> dict[str, Any]:

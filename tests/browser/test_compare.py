@@ -24,6 +24,28 @@ async def test_two_sets_of_parameters_side_by_side(stack: Stack, page: Page) -> 
     await assert_accessible(page)
 
 
+async def test_an_equal_request_answers_if_it_may(stack: Stack, page: Page) -> None:
+    async def send(reuse: str) -> None:
+        await page.select_option("#reuse", reuse)
+        await page.click("button.primary")
+        await expect(page.locator(".live .badge")).to_have_text(["completed"])
+
+    note = page.get_by_text("An equal request has made this text before")
+    await page.goto("/compare")
+    await page.fill("#prompt", "compare again")
+    await page.fill("#p-1-temperature", "0")
+    await page.select_option("#model-2", "")
+    await send("true")
+    await expect(note).to_have_count(0)
+    source = page.url.split("ids=")[1].split("&")[0]
+    assert await page.input_value("#reuse") == "true"
+    await send("true")
+    await expect(note.get_by_role("link")).to_have_attribute("href", f"/history/{source}")
+    await assert_accessible(page)
+    await send("false")
+    await expect(note).to_have_count(0)
+
+
 async def test_what_is_wrong_is_reported_by_place(stack: Stack, page: Page) -> None:
     await page.goto("/compare")
     await page.fill("#prompt", "compare")

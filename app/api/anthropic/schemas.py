@@ -159,7 +159,7 @@ class MessageRequest(TokenCountRequest, RefusedExtensions):
         metadata = {} if user_id is None else {"user_id": user_id}
         try:
             parameters = SamplingParameters(**sampling)
-            return SendOptions(parameters=parameters, metadata=metadata, reuse=bool(self.reuse))
+            return SendOptions(parameters=parameters, metadata=metadata, reuse=self.reuse)
         except ValidationError as error:
             fields = to_field_errors(error.errors())
             raise InvalidRequestError(f"{fields[0].field}: {fields[0].message}.", fields) from error

@@ -263,17 +263,20 @@ async def prepare(
     # With a seed of the service's choice each text is a sample of its own.
     is_repeatable = given.seed is not None or not generation.is_sampling
     options = SendOptions(
-        parameters=sampling, reuse=_wants_reuse(request, wanted) and is_repeatable
+        parameters=sampling, reuse=_wants_reuse(request, wanted) if is_repeatable else False
     )
     return generation, GroupRequest(model.full_name, [Prompt(content=prompt)], options, n=best_of)
 
 
-def _wants_reuse(request: Request, wanted: GenerateRequest) -> bool:
-    """The member, or else the header. Raises InvalidRequestError."""
-    header = request.headers.get("x-reuse", "false").strip().lower()
-    if header not in ("true", "false"):
+def _wants_reuse(request: Request, wanted: GenerateRequest) -> bool | None:
+    """The member, or else the header; None if there is neither. Raises InvalidRequestError."""
+    header = request.headers.get("x-reuse")
+    given = None if header is None else header.strip().lower()
+    if given not in (None, "true", "false"):
         raise invalid_field("X-Reuse", "must be `true` or `false`")
-    return header == "true" if wanted.reuse is None else wanted.reuse
+    if wanted.reuse is not None or given is None:
+        return wanted.reuse
+    return given == "true"
 
 
 async def _encode(model: Model, text: str, *, add_special_tokens: bool = True) -> TokenizedText:

@@ -1,4 +1,4 @@
-"""Teams: limits, rates, retention, search, API keys and revoked tokens."""
+"""Teams: limits, rates, reuse, retention, search, API keys and revoked tokens."""
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, UUID
@@ -18,6 +18,7 @@ team_limits = sa.Table(
     sa.Column("max_running", sa.Integer),
     sa.Column("requests_per_minute", sa.Integer),
     sa.Column("tokens_per_minute", sa.Integer),
+    sa.Column("reuse", sa.Boolean),
     sa.CheckConstraint("weight > 0", name="weight"),
 )
 

@@ -29,6 +29,8 @@ from app.ui.sending import key_of, read_form, texts_of
 PLACES = (1, 2, 3, 4)
 # The most compared parameters have their own controls; the rest is written as JSON.
 _SHOWN = ("temperature", "top_p", "max_tokens", "seed")
+# Whether equal results may answer; otherwise as set for the team.
+_REUSE = {"true": True, "false": False}
 
 
 async def show(request: Request) -> Response:
@@ -44,6 +46,7 @@ async def show(request: Request) -> Response:
         parameters, models = await asyncio.gather(read_parameters(api), api.get("/models/"))
         entered = [as_entered(one, flat(parameters), models) for one in results]
         form = _form_of(results, context, entered)
+        form["reuse"] = request.query_params.get("reuse", "")
         view = view_of(context)
     views = await asyncio.gather(*(to_view(one, view) for one in results))
     return await _page(request, form, results=views)
@@ -59,7 +62,8 @@ async def send(request: Request) -> Response:
         ids = await _all_or_none(api, bodies, response.json())
     except RefusedError as error:
         return await _page(request, texts, error)
-    return RedirectResponse(f"/compare?ids={','.join(ids)}", 303)
+    kept = f"&reuse={texts['reuse']}" if texts.get("reuse") in _REUSE else ""
+    return RedirectResponse(f"/compare?ids={','.join(ids)}{kept}", 303)
 
 
 async def _all_or_none(
@@ -134,6 +138,8 @@ async def _bodies(api: Api, texts: Mapping[str, str]) -> dict[int, dict[str, Any
         body: dict[str, Any] = {"model": texts[f"{place}.model"], **source}
         if parameters:
             body["parameters"] = parameters
+        if (reuse := _REUSE.get(texts.get("reuse", ""))) is not None:
+            body["reuse"] = reuse
         # The place is part of the key: equal places are intended.
         body["idempotency_key"] = key_of(texts.get("key", ""), {"place": place, **body})
         bodies[place] = body

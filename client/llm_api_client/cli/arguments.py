@@ -34,8 +34,9 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
 
 def add_reuse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--reuse", action="store_true", default=None, help="equal results of the past may answer"
-    )
+        "--reuse", action=argparse.BooleanOptionalAction, default=None,
+        help="equal results of the past may answer, or not; default: the team's setting",
+    )  # fmt: skip
 
 
 def prompt_of(arguments: Arguments) -> str | list[dict[str, str]]:

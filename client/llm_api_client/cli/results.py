@@ -48,6 +48,7 @@ def add_commands(commands: Subparsers) -> None:
         "-m", "--model", action="append", help="a model (repeat); default: all ready"
     )
     add_parameters(compare)
+    add_reuse(compare)
     compare.set_defaults(run=_compare)
 
 
@@ -150,8 +151,9 @@ def _search(client: Client, arguments: Arguments, output: Output) -> int:
 
 def _compare(client: Client, arguments: Arguments, output: Output) -> int:
     compared = client.compare(
-        prompt_of(arguments), models=arguments.model, parameters=parameters_of(arguments)
-    )
+        prompt_of(arguments), models=arguments.model, parameters=parameters_of(arguments),
+        reuse=arguments.reuse,
+    )  # fmt: skip
     status = 0
     for result in compared:
         if output.is_json:

@@ -17,6 +17,7 @@ def compare(
     parameters: Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
     deadline_seconds: float | None = None,
+    reuse: bool | None = None,
 ) -> Call[Comparison]:
     """Send a prompt to several models in one commit, and return their results when all have ended.
 
@@ -29,6 +30,7 @@ def compare(
         parameters: of sampling, the same for each model.
         metadata: of each result.
         deadline_seconds: a result that has not ended by then fails.
+        reuse: as in `send`.
 
     Raises:
         ConfigurationError: no model is named or ready.
@@ -40,8 +42,9 @@ def compare(
         raise ConfigurationError("No model is ready: name the models to compare.")
     requests = [request_of(prompt, {"model": model}) for model in models]
     outcomes = yield from send_many(
-        requests, parameters=parameters, metadata=metadata, deadline_seconds=deadline_seconds
-    )
+        requests, parameters=parameters, metadata=metadata, deadline_seconds=deadline_seconds,
+        reuse=reuse,
+    )  # fmt: skip
     accepted = [one for one in outcomes if isinstance(one, Result)]
     refusal = next((one for one in outcomes if isinstance(one, APIStatusError)), None)
     if refusal is not None:

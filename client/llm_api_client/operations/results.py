@@ -80,7 +80,8 @@ def send(
         retain_seconds: delete the result so long after its end.
         continue_lost_attempts: False: an attempt after a lost one starts over.
         reuse: True: a completed result of an equal request answers it, if there is one
-            (`Result.reused_from`). Needs a temperature of 0 or a seed.
+            (`Result.reused_from`). Needs a temperature of 0 or a seed. False: it runs. Default: the
+            team's setting.
         idempotency_key: the same key and request return the first result; generated if None, so that a
             retry after a broken connection repeats nothing.
         wait: seconds to wait for the end in the same request, at most 60.

@@ -467,6 +467,23 @@ def test_indexes_of_failed_results(empty: Settings) -> None:
     assert asyncio.run(rows(empty, EVERYTHING)) == everything
 
 
+def test_reuse_of_teams(empty: Settings) -> None:
+    """Revision 0030, up and down with rows in its table."""
+    migrate(empty, "0029")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    asyncio.run(rows(empty, "INSERT INTO team_limits (team_id, max_queued) VALUES ('red', 7)"))
+    read = "SELECT to_jsonb(l)::text FROM team_limits l ORDER BY 1"
+    limits = asyncio.run(rows(empty, read))
+    migrate(empty, "0030")
+    assert asyncio.run(rows(empty, "SELECT reuse FROM team_limits")) == [None]
+    asyncio.run(rows(empty, "UPDATE team_limits SET reuse = true"))
+    migrate(empty, "0029", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    assert asyncio.run(rows(empty, read)) == limits
+    migrate(empty)
+    assert asyncio.run(rows(empty, "SELECT reuse FROM team_limits")) == [None]
+
+
 def migrating(settings: Settings) -> subprocess.Popen[bytes]:
     """A process of its own that migrates."""
     environment = os.environ | {

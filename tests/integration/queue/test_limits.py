@@ -250,19 +250,24 @@ async def test_the_command_line_sets_lists_and_unsets(
 
     await until(is_known)
     assert await team(settings, "set", "default", "--model", "other", "--max-running", "1") == 0
+    reuse = ("--reuse", "on")
+    assert await team(settings, "set", "default", "--model", "third", *reuse) == 0
     assert await team(settings, "list") == 0
     lines = [line.split() for line in capfd.readouterr().out.splitlines()]
     assert lines[1:] == [
-        ["default", "*", "2.5", "7", "-", "-", "-"],
-        ["default", "other", "-", "-", "1", "-", "-"],
+        ["default", "*", "2.5", "7", "-", "-", "-", "-"],
+        ["default", "other", "-", "-", "1", "-", "-", "-"],
+        ["default", "third", "-", "-", "-", "-", "-", "on"],
     ]
     # A row of a model overrides the team's, member by member.
     await limits.refresh()
     assert limits.of("default", "other") == Limits(2.5, max_queued=7, max_running=1)
+    assert limits.of("default", "third") == Limits(2.5, max_queued=7, reuse=True)
     assert await team(settings, "unset", "default") == 0
     assert await team(settings, "unset", "default") == 1
     assert await team(settings, "set", "default") == 2
     assert await team(settings, "set", "default", "--weight", "0") == 2
+    assert await team(settings, "set", "default", "--reuse", "yes") == 2
     assert "positive number" in capfd.readouterr().err
 
 
