@@ -156,7 +156,7 @@ class Commands:
 
     def check_health_tritonserver(self) -> None:
         """Print 1 if Triton and all its models are ready, else 0."""
-        print(int(server.is_ready(self.definition.http_port)))
+        print(int(server.is_ready(self.definition.http_address)))
 
     def check_logs_tritonserver(self) -> None:
         """Print Triton's log."""
@@ -165,7 +165,7 @@ class Commands:
 
     def check_model_stats_tritonserver(self) -> None:
         """Print Triton's statistics."""
-        print(server.statistics(self.definition.http_port))
+        print(server.statistics(self.definition.http_address))
 
     # --- All of it ---
 
@@ -180,7 +180,7 @@ class Commands:
         models_in(self.definition.models)
         if contract is None or not tunnels_are_open(_state(contract)):
             for port in self.definition.tunnels:
-                check_port(port)
+                check_port(self.definition.tunnels_address, port)
         contract_id = contract or self._create(offer or self._cheapest_offer())
         try:
             remote = self._wait_until_running(contract_id, key)
@@ -244,10 +244,10 @@ class Commands:
 
     def _wait_until_ready(self) -> None:
         wait = Wait(self.definition.wait_minutes, longest_pause=1.0)
-        port = self.definition.http_port
-        while not server.is_ready(port):
+        address = self.definition.http_address
+        while not server.is_ready(address):
             try:
-                failed = server.failures(port)
+                failed = server.failures(address)
             except ServerError:
                 failed = []  # it listens only when it has loaded its first models
             if failed:
@@ -355,10 +355,11 @@ def _status(found: Instance) -> str:
 
 def settings_line(definition: Definition) -> str:
     """The service's settings (app/core/settings/) for Triton at the tunnels' ends, for a shell's eval."""
+    address = definition.tunnels_address
     settings = {
-        "TRITON_GRPC_SERVICE": f"127.0.0.1:{definition.grpc_port}",
-        "TRITON_HTTP_SERVICE": f"127.0.0.1:{definition.http_port}",
-        "TRITON_METRICS_SERVICE": f"127.0.0.1:{definition.metrics_port}",
+        "TRITON_GRPC_SERVICE": f"{address}:{definition.grpc_port}",
+        "TRITON_HTTP_SERVICE": definition.http_address,
+        "TRITON_METRICS_SERVICE": f"{address}:{definition.metrics_port}",
         "LLM_MODEL_REPOSITORY": str(definition.models),
     }
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())

@@ -4,6 +4,7 @@ Every value that reaches the vastai CLI, ssh, rsync or the instance is checked h
 allow-list: none can be taken for an option or for a shell's syntax.
 """
 
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -66,9 +67,15 @@ class Definition:
     triton_http_port: int  # on the instance
     triton_grpc_port: int
     triton_metrics_port: int
-    http_port: int  # the tunnels' ends here
+    tunnels_address: str  # the tunnels' ends here: an IPv4 address of this machine, and its ports
+    http_port: int
     grpc_port: int
     metrics_port: int
+
+    @property
+    def http_address(self) -> str:
+        """HOST:PORT of Triton's HTTP at the tunnel's end here."""
+        return f"{self.tunnels_address}:{self.http_port}"
 
     @property
     def tunnels(self) -> dict[int, int]:
@@ -113,6 +120,7 @@ def read(
         triton_http_port=values.port("triton_http_port", 8000),
         triton_grpc_port=values.port("triton_grpc_port", 8001),
         triton_metrics_port=values.port("triton_metrics_port", 8002),
+        tunnels_address=_address(values.raw("tunnels_address", "127.0.0.1")),
         http_port=values.port("http_port", 8000),
         grpc_port=values.port("grpc_port", 8001),
         metrics_port=values.port("metrics_port", 8002),
@@ -215,6 +223,17 @@ def _image(values: _Values) -> str:
     if tag and own[1] != tag:
         raise InputError(f"tag: {_shown(tag)} is not the tag that image has, {_shown(own[1])}.")
     return image
+
+
+def _address(text: str) -> str:
+    """An address to listen on, for clients to connect to: 0.0.0.0 is none."""
+    try:
+        address = ipaddress.IPv4Address(text)
+    except ValueError:
+        raise _wrong("tunnels_address", text, "an IPv4 address of this machine") from None
+    if address.is_unspecified or address.is_global:
+        raise _wrong("tunnels_address", text, "a private address of this machine")
+    return str(address)
 
 
 def _program(values: _Values) -> str:

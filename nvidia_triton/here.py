@@ -1,5 +1,6 @@
 """Checks of this machine that run before billing starts."""
 
+import errno
 import os
 import pwd
 import re
@@ -16,14 +17,16 @@ _MODEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 _NOT_IN_KEY = re.compile(r"""[%$"'\\\x00-\x1f]""")
 
 
-def check_port(port: int) -> None:
-    """Raise InputError if the port is taken here."""
+def check_port(address: str, port: int) -> None:
+    """Raise InputError if the port cannot be opened at this address."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((address, port))
         except OSError as error:
-            raise InputError(taken(str(port))) from error
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise InputError(f"tunnels_address: this machine has no {address}.") from error
+            raise InputError(taken(address, str(port))) from error
 
 
 def models_in(folder: Path) -> list[str]:
@@ -71,9 +74,9 @@ def _own_keys() -> Path:
     return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh"
 
 
-def taken(port: str) -> str:
+def taken(address: str, port: str) -> str:
     """Message for a port in use, with the remedy."""
     return (
-        f"Port {port} of 127.0.0.1 is taken: end what listens there, or choose others with "
+        f"Port {port} of {address} is taken: end what listens there, or choose others with "
         "HTTP_PORT=, GRPC_PORT= and METRICS_PORT=."
     )

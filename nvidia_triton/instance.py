@@ -158,7 +158,8 @@ class Remote:
     def open_tunnels(self, definition: Definition) -> None:
         """Forward our ports to Triton's, until `close_tunnels` or until the connection ends."""
         forwards = [
-            f"127.0.0.1:{here}:127.0.0.1:{there}" for here, there in definition.tunnels.items()
+            f"{definition.tunnels_address}:{here}:127.0.0.1:{there}"
+            for here, there in definition.tunnels.items()
         ]
         known = self._state / "tunnels"
         if tunnels_are_open(self._state):
@@ -170,7 +171,7 @@ class Remote:
                 f"make close-tunnels-tritonserver CONTRACT_ID={self._id}"
             )
         for port in definition.tunnels:
-            check_port(port)
+            check_port(definition.tunnels_address, port)
         (self._state / "tunnels.sock").unlink(missing_ok=True)  # of a connection that died
         options = [word for forward in forwards for word in ("-L", forward)]
         command = [*_SSH, *_CONTROL, "-o", "ControlMaster=yes", "-f", "-N", *options]
@@ -301,8 +302,8 @@ def _raise_ssh_error(errors: str, contract_id: int) -> None:
             f"Instance {contract_id} has another host key than before: if that is right, remove "
             f"nvidia_triton/.state/{contract_id}/known_hosts"
         )
-    if found := re.search(r"bind \[127\.0\.0\.1\]:(\d+): Address already in use", errors):
-        raise RemoteError(taken(found[1]))
+    if found := re.search(r"bind \[([0-9.]+)\]:(\d+): Address already in use", errors):
+        raise RemoteError(taken(found[1], found[2]))
     raise UnreachableError(f"Instance {contract_id} does not answer: {reason}")
 
 

@@ -1,4 +1,4 @@
-"""Triton at the tunnels' ends: its health, its models."""
+"""Triton at the tunnels' ends, which are HOST:PORT: its health, its models."""
 
 import http.client
 import json
@@ -12,23 +12,23 @@ class ServerError(Exception):
     """Nothing useful answers: one line."""
 
 
-def is_ready(port: int) -> bool:
+def is_ready(address: str) -> bool:
     """True when the server and all its models are ready."""
     try:
-        status, _ = _ask(port, "GET", "/v2/health/ready")
+        status, _ = _ask(address, "GET", "/v2/health/ready")
     except ServerError:
         return False
     return status == 200
 
 
-def statistics(port: int) -> str:
+def statistics(address: str) -> str:
     """Triton's statistics of its models, as readable JSON; raises ServerError."""
-    return json.dumps(_json(port, "GET", "/v2/models/stats"), indent=2)
+    return json.dumps(_json(address, "GET", "/v2/models/stats"), indent=2)
 
 
-def failures(port: int) -> list[str]:
+def failures(address: str) -> list[str]:
     """The models that Triton could not load, each with its reason; raises ServerError."""
-    index = _json(port, "POST", "/v2/repository/index")
+    index = _json(address, "POST", "/v2/repository/index")
     if not isinstance(index, list):
         raise ServerError("Triton's index of models is no list.")
     return [
@@ -40,8 +40,8 @@ def failures(port: int) -> list[str]:
     ]
 
 
-def _json(port: int, method: str, path: str) -> object:
-    status, body = _ask(port, method, path)
+def _json(address: str, method: str, path: str) -> object:
+    status, body = _ask(address, method, path)
     if status != 200:
         raise ServerError(f"Triton answers {path} with status {status}.")
     try:
@@ -50,16 +50,16 @@ def _json(port: int, method: str, path: str) -> object:
         raise ServerError(f"Triton's answer to {path} is not JSON.") from error
 
 
-def _ask(port: int, method: str, path: str) -> tuple[int, bytes]:
+def _ask(address: str, method: str, path: str) -> tuple[int, bytes]:
     # Not urllib: it would ask the proxy of the environment.
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+    connection = http.client.HTTPConnection(address, timeout=ANSWER_SECONDS)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
         return answer.status, answer.read()
     except (OSError, http.client.HTTPException) as error:
         raise ServerError(
-            f"No Triton answers at 127.0.0.1:{port}: make ssh-tunnels-tritonserver CONTRACT_ID=..."
+            f"No Triton answers at {address}: make ssh-tunnels-tritonserver CONTRACT_ID=..."
         ) from error
     finally:
         connection.close()

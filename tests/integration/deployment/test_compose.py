@@ -15,6 +15,8 @@ import yaml
 import app.cli.main as cli
 from app.core.settings import Settings
 from app.ui.settings import UiSettings
+from nvidia_triton.__main__ import settings_line
+from nvidia_triton.definition import read
 from tests.attribution_workers import environment_of
 from tests.conftest import ROOT, run_service
 from tests.integration.support import until
@@ -68,7 +70,8 @@ def test_compose_accepts_the_file() -> None:
     command = compose_command()
     if command is None:
         pytest.skip("needs docker-compose")
-    for profiles in ([], EVERY_PROFILE):
+    with_tunnels = ["-f", "docker-compose.yml", "-f", "docker-compose.tunnels.yml"]
+    for profiles in ([], EVERY_PROFILE, with_tunnels):
         checked = subprocess.run(
             [*command, *profiles, "config", "--quiet"],
             cwd=ROOT,
@@ -249,6 +252,21 @@ def test_triton_is_reached_by_the_name_that_its_services_take() -> None:
     hosts = {given[f"TRITON_{kind}_SERVICE"].split(":")[0] for kind in ("GRPC", "METRICS")}
     for name in ("triton-cpu", "triton-gpu", "triton-mock"):
         assert set(SERVICES[name]["networks"]["default"]["aliases"]) == hosts
+
+
+def test_api_and_worker_may_have_triton_at_the_ends_of_tunnels() -> None:
+    tunnels = yaml.safe_load((ROOT / "docker-compose.tunnels.yml").read_text())["services"]
+    assert tunnels.keys() == {"api", "worker"}
+    definition = read(
+        ROOT / "nvidia_triton/vastai_instance_definition.yaml", {"tunnels_address": "172.17.0.1"}
+    )
+    printed = dict(word.split("=", 1) for word in settings_line(definition).split())
+    del printed[
+        "LLM_MODEL_REPOSITORY"
+    ]  # a directory of the machine, which the containers have at /models
+    for service in tunnels.values():
+        given = {name: interpolate(value) for name, value in service["environment"].items()}
+        assert given == printed
 
 
 def test_triton_and_its_clients_have_one_secret_and_http_is_closed() -> None:

@@ -346,8 +346,26 @@ def check_the_rest(machine: Machine, contract: int, settings: str) -> None:
     assert machine.make("check-health-tritonserver") == "0\n"
     assert machine.refused("check-model-stats-tritonserver").startswith("No Triton answers at")
     assert "were not open" in machine.run("close-tunnels-tritonserver", **with_id).stderr
+    check_tunnels_at_another_address(machine, settings, with_id)
     machine.kill()
     assert "No tritonserver runs" in machine.run("kill-tritonserver", **with_id).stderr
+
+
+def check_tunnels_at_another_address(
+    machine: Machine, settings: str, with_id: dict[str, Any]
+) -> None:
+    """At TUNNELS_ADDRESS, and at no other address."""
+    at: dict[str, Any] = {"TUNNELS_ADDRESS": "127.0.0.2"}
+    printed = machine.make("ssh-tunnels-tritonserver", **with_id, **at)
+    assert printed.strip() == settings.replace("127.0.0.1", "127.0.0.2")
+    assert machine.make("check-health-tritonserver", **at) == "1\n"
+    assert machine.make("check-health-tritonserver") == "0\n"
+    refused = machine.refused("ssh-tunnels-tritonserver", **with_id)
+    assert refused.startswith("Other tunnels to instance")
+    machine.make("close-tunnels-tritonserver", **with_id)
+    at = {"TUNNELS_ADDRESS": "10.99.99.99"}
+    refused = machine.refused("ssh-tunnels-tritonserver", **with_id, **at)
+    assert refused == "tunnels_address: this machine has no 10.99.99.99."
 
 
 async def test_a_dead_model_is_restarted(machine: Machine, instance: int) -> None:

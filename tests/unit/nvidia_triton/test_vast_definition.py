@@ -92,6 +92,9 @@ def test_bad_ids_are_refused(value: str) -> None:
         ({"image": ""}, "image: is missing."),
         ({"search": "dph<9"}, "search: the price belongs in max_price."),
         ({"http_port": "8001"}, "http_port, grpc_port and metrics_port must be three ports"),
+        ({"tunnels_address": "0.0.0.0"}, "tunnels_address: '0.0.0.0' is not a private"),  # noqa: S104
+        ({"tunnels_address": "8.8.8.8"}, "tunnels_address: '8.8.8.8' is not a private"),
+        ({"tunnels_address": "eth0"}, "tunnels_address: 'eth0' is not an IPv4 address"),
         ({"env": "-e A"}, "env: A is not set in your environment"),
         ({"env": "-e A=b c"}, "env: must be pairs"),
         ({"env": "--privileged true"}, "env: only -e, -p, -h and -v"),
