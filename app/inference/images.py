@@ -107,8 +107,12 @@ def to_member(images: Sequence[Image] | None) -> dict[str, Any]:
 
 def measure(messages: Sequence[Mapping[str, Any]] | None) -> dict[str, int] | None:
     """Count and characters of the images of stored messages; None if there are none."""
-    urls = [one["url"] for message in messages or () for one in message.get(IMAGES, ())]
-    return {"count": len(urls), "characters": sum(map(len, urls))} if urls else None
+    uris = uris_of(messages or ())
+    return {"count": len(uris), "characters": sum(map(len, uris))} if uris else None
+
+
+def uris_of(messages: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [one["url"] for message in messages for one in message.get(IMAGES, ())]
 
 
 def without_images(message: Mapping[str, Any]) -> dict[str, Any]:

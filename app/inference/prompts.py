@@ -28,7 +28,8 @@ from app.inference.chat_templates import (
     uses_variable,
 )
 from app.inference.encoding import TokenizedText, count_tokens, tokenize
-from app.inference.images import ImageTemplate
+from app.inference.image_tokens import ImageRule, count_images, read_image_rule
+from app.inference.images import ImageTemplate, uris_of
 from app.inference.model_repository import model_length
 from app.inference.pooling import Task, model_task
 from app.inference.reasoning import ReasoningFormat, ReasoningUse, detect_reasoning
@@ -79,6 +80,7 @@ class PromptFormat:
     task: Task | None = None  # of a pooling model; None: it generates text
     revision: str = ""  # digest of its files; empty: unknown
     has_vision: bool = False  # the model itself; whether its template has places is seen on use
+    image_rule: ImageRule | None = None  # None: tokens of images are unknown
     _images: ImageTemplate = field(default_factory=ImageTemplate, compare=False, repr=False)
     _open_prompts: OpenPrompts = field(default_factory=OpenPrompts, compare=False, repr=False)
 
@@ -96,6 +98,13 @@ class PromptFormat:
         Raises TemplatesBusyError.
         """
         return await self._images.takes(self.render, of_tools=True)
+
+    async def image_tokens(self, messages: Messages) -> int | None:
+        """Tokens that the images of messages add to the rendered prompt; None: unknown."""
+        if self.image_rule is None:
+            return None
+        uris = uris_of(messages)
+        return await _read(sum(map(len, uris)), partial(count_images, self.image_rule, uris))
 
     async def render(self, messages: Messages, arguments: Mapping[str, Any] | None = None) -> str:
         """Messages as one prompt that ends where the assistant begins.
@@ -272,6 +281,7 @@ def read_format(repository: Path, model: str) -> PromptFormat | None:
     return PromptFormat(
         tokenizer=tokenizer,
         has_vision="vision_config" in model_config,
+        image_rule=read_image_rule(weights, engine, declared.get("image_tokens"), tokenizer),
         template=compile_template(templates.get("default")),
         special_tokens=tokens,
         max_model_len=engine.get("max_model_len") or model_length(model_config),

@@ -61,13 +61,18 @@ class SubmissionDraft:
     new_context: NewContext | None = None  # None: the context is stored already
     stored_size: TextSize | None = None  # of a stored text that is not read
     token_ids: Sequence[int] | None = None  # of a prompt that is sent as tokens
-    images: Mapping[str, int] | None = None  # count and characters of its messages' images
+    images: Mapping[str, int] | None = None  # of its messages: `measure_images`
     cuts_max_tokens: bool = False  # to what the model's length leaves
 
     @property
     def text(self) -> str:
         """The prompt as the model reads it."""
         return self.prompt if self.prompt is not None else self.content or ""
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of the prompt that its text does not have; 0 where they are unknown."""
+        return (self.images or {}).get("tokens", 0)
 
     @property
     def size(self) -> TextSize:

@@ -16,7 +16,7 @@ from app.core.ids import new_id
 from app.core.queue_names import queue_of
 from app.core.settings import Settings
 from app.inference.adapters import ADAPTER_PARAMETER, full_name
-from app.inference.images import IMAGES, measure
+from app.inference.images import IMAGES
 from app.inference.model_registry import Model, ModelRegistry
 from app.infini_gram.indexes import Indexes
 from app.queue.admission import Admission
@@ -38,18 +38,19 @@ from app.results.drafts import (
 )
 from app.results.plain_contexts import TextSize
 from app.results.pooling import kind_of, pooling_parameters, render_prompt, wrong_task
+from app.results.rendering import measure_images
 from app.results.requests import ResultCreate, SendOptions
 from app.results.retention.policy import RetentionPolicy
 from app.results.reuse import may_reuse, text_of, with_digest
 from app.results.rows import erased
 from app.results.store import ResultStore
 from app.results.token_budget import (
-    count_tokens,
     fits,
     generated_tokens,
-    most_tokens,
     needs_text,
     prompt_tokens,
+    retried_tokens,
+    scored_tokens,
 )
 
 
@@ -108,7 +109,7 @@ class Preparation:
             content = context.content
             if context.messages is not None:
                 prompt = await render_prompt(model, options, context.messages)
-                images = measure(context.messages)
+                images = await measure_images(model, context.messages)
         draft = SubmissionDraft(
             *(result_id, model, context_id, content, prompt, options),
             stored_size=size,
@@ -193,10 +194,8 @@ class Preparation:
             text = row.prompt
             if text is None:
                 text = (await self.contexts.get(principal.team_id, row.context_id)).content or ""
-            ids = parameters.get("prompt_token_ids")
-            tokens += await count_tokens(model, text) if ids is None else len(ids)
-            most = await most_tokens(model, text, ids)
-            logprobs += count_prompt_logprobs(parameters, most)
+            of_prompt, scored = await retried_tokens(model, text, parameters)
+            tokens, logprobs = tokens + of_prompt, logprobs + scored
         result = NewResult(
             id=result_id,
             team_id=principal.team_id,
@@ -263,7 +262,7 @@ class Preparation:
                 context,
                 cuts_max_tokens=cuts_max_tokens,
                 token_ids=prompt.token_ids,
-                images=measure(prompt.messages),
+                images=await measure_images(model, prompt.messages),
             ),
         )
 
@@ -294,8 +293,7 @@ class Preparation:
         parameters = generation_parameters(draft, max_tokens, self.settings.max_images)
         logprobs = count_logprobs(parameters)
         if "prompt_logprobs" in parameters:
-            most = await most_tokens(draft.model, draft.text, draft.token_ids)
-            logprobs += count_prompt_logprobs(parameters, most)
+            logprobs += count_prompt_logprobs(parameters, await scored_tokens(draft))
         result = self._to_result(principal, draft, parameters, tokens, limits)
         if may_reuse(draft.options, limits):
             result = with_digest(result, draft.model, draft.text)

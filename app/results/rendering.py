@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.inference.images import IMAGES, move_behind_tools, to_parts
+from app.inference.images import IMAGES, measure, move_behind_tools, to_parts
 from app.inference.model_registry import Model
 from app.results.drafts import no_chat, no_vision
 
@@ -25,3 +25,17 @@ async def render(
             messages = move_behind_tools(messages)
         messages = [to_parts(one) for one in messages]
     return model.format.for_engine(await model.format.render(messages, arguments))
+
+
+async def measure_images(
+    model: Model, messages: list[dict[str, Any]] | None
+) -> dict[str, int] | None:
+    """Count, characters and, if they are known, tokens of messages' images; None without images.
+
+    The tokens are those that the engine adds to the places in the rendered prompt.
+    """
+    images = measure(messages)
+    if images is not None and messages is not None and model.format is not None:
+        tokens = await model.format.image_tokens(messages)
+        images |= {} if tokens is None else {"tokens": tokens}
+    return images

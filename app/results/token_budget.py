@@ -1,9 +1,12 @@
 """Tokens of a request: those of its prompt, and how many its model may generate."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from app.inference.images import IMAGES
 from app.inference.model_registry import Model
+from app.queue.result_size import count_prompt_logprobs
 from app.queue.team_limits import Limits
 from app.results.drafts import SubmissionDraft, invalid
 from app.results.requests import SendOptions
@@ -30,9 +33,25 @@ async def count_tokens(model: Model, text: str) -> int:
 
 
 async def prompt_tokens(draft: SubmissionDraft) -> int:
-    """`count_tokens` of a draft's prompt."""
+    """`count_tokens` of a draft's prompt, and the tokens of its images."""
     ids = draft.token_ids
-    return await count_tokens(draft.model, draft.text) if ids is None else len(ids)
+    if ids is not None:
+        return len(ids)
+    return await count_tokens(draft.model, draft.text) + draft.image_tokens
+
+
+async def scored_tokens(draft: SubmissionDraft) -> int:
+    """`most_tokens` of a draft's prompt, and the tokens of its images."""
+    return await most_tokens(draft.model, draft.text, draft.token_ids) + draft.image_tokens
+
+
+async def retried_tokens(model: Model, text: str, parameters: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens of the prompt of a result that is sent again, and the most log probabilities of them."""
+    ids = parameters.get("prompt_token_ids")
+    images: int = parameters.get(IMAGES, {}).get("tokens", 0)
+    tokens = await count_tokens(model, text) if ids is None else len(ids)
+    most = await most_tokens(model, text, ids)
+    return tokens + images, count_prompt_logprobs(parameters, most + images)
 
 
 async def most_tokens(model: Model, text: str, token_ids: Sequence[int] | None = None) -> int:
@@ -67,13 +86,14 @@ async def _within_length(draft: SubmissionDraft, given: int | None, default: int
     model, length = draft.model, draft.model.max_model_len
     wanted = given or default
     ids = draft.token_ids
-    if ids is None and fits(model, draft.size.bytes, wanted):
+    if ids is None and fits(model, draft.size.bytes + draft.image_tokens, wanted):
         return wanted
     if length is None or model.format is None:
         return wanted
     count = len(ids) if ids is not None else await model.format.count_tokens(draft.text)
     if count is None:
         return given or min(default, length)
+    count += draft.image_tokens
     if count >= length:
         raise invalid(
             "content",

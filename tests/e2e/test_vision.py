@@ -16,7 +16,14 @@ from tests.chaos.stack import MortalTriton
 from tests.conftest import TRITON_VENV, Service, make_settings, run_triton
 from tests.e2e.engine_metrics import read_metrics
 from tests.images import BLUE, RED, block, chat_part, data_uri, input_part, png, png_uri
-from tests.integration.support import anthropic_client, openai_client, read, serve, until
+from tests.integration.support import (
+    anthropic_client,
+    assert_problem,
+    openai_client,
+    read,
+    serve,
+    until,
+)
 from tests.postgres import PostgresServer
 from tests.triton_streams import ModelError, ask, collect
 
@@ -24,6 +31,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 IMAGES_OF_REQUESTS = ((png_uri(RED),), (png_uri(BLUE),), (png_uri(RED), png_uri(BLUE)), ())
 MANY_TOKENS = 200
+LENGTH = 512  # of the model
 SAMPLING: dict[str, Any] = {"temperature": 0, "max_tokens": 2, "logprobs": 0}
 
 
@@ -134,6 +142,33 @@ async def test_a_response_has_the_text_of_chat(service: Service) -> None:
             assert response.usage is not None
             usage = (response.usage.input_tokens, response.usage.output_tokens)
             assert (response.output_text, *usage) == await ask_by_chat(client, *parts)
+
+
+async def test_tokens_of_images_are_counted_as_the_engine_does(service: Service) -> None:
+    async with openai_client(service) as client, anthropic_client(service) as messages:
+        for parts in MIXED:
+            turn: Any = {"role": "user", "content": list(map(block, parts))}
+            counted = await messages.messages.count_tokens(model="eye", messages=[turn])
+            assert counted.input_tokens == (await ask_by_chat(client, *parts))[1]
+
+
+async def test_an_open_length_is_what_the_images_leave(service: Service) -> None:
+    """To the last token of the model's length; with one more the request is refused."""
+    images = [{"url": png_uri(RED)}, {"url": png_uri(BLUE), "after": 2}]
+    message = {"role": "user", "content": "What?", "images": images}
+    body: dict[str, Any] = {"model": "eye", "messages": [message]}
+    body["parameters"] = {"temperature": 0, "ignore_eos": True}
+    answer = await service.client.post("/results/", json=body, headers={"Prefer": "wait=60"})
+    result = answer.json()
+    assert result["state"] == "completed", result
+    left = result["parameters"]["max_tokens"]
+    assert result["usage"]["completion_tokens"] == left
+    assert result["usage"]["prompt_tokens"] + left == LENGTH
+    assert result["parameters"]["images"]["tokens"] == 2 * 6  # 7 each, 1 of which is its place
+    body["parameters"]["max_tokens"] = left + 1
+    refused = await service.client.post("/results/", json=body)
+    problem = assert_problem(refused, 422, "invalid_request", "parameters.max_tokens")
+    assert f"at most {left} are left" in problem["detail"]
 
 
 async def test_the_engine_reads_the_image_itself(service: Service, eye: MortalTriton) -> None:

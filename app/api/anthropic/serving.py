@@ -17,12 +17,11 @@ from app.api.container import Services
 from app.api.output_rules import choose_rules
 from app.core.errors import ServiceError, invalid_field
 from app.core.off_loop import off_loop
-from app.inference.images import measure
 from app.inference.model_registry import Model
 from app.results.drafts import GroupRequest, Prompt, check_image_count
 from app.results.multi_result import GroupEvent
 from app.results.pooling import wrong_task
-from app.results.rendering import render
+from app.results.rendering import measure_images, render
 from app.results.rows import ResultRow
 from app.results.streams.result_reader import KeepAlive, TextDelta
 
@@ -80,7 +79,7 @@ async def prepare_message(
 
 
 async def count_tokens(services: Services, team_id: str, request: TokenCountRequest) -> int:
-    """Tokens of a conversation as the engine counts them, with one place for each image.
+    """Tokens of a conversation as the engine counts them; an image whose tokens are unknown has one.
 
     Raises InvalidRequestError.
     """
@@ -88,12 +87,13 @@ async def count_tokens(services: Services, team_id: str, request: TokenCountRequ
     request.to_tool_use(model.format)
     assert model.format is not None
     messages = request.to_messages(model.format)
-    check_image_count(measure(messages), services.settings.max_images)
+    images = await measure_images(model, messages)
+    check_image_count(images, services.settings.max_images)
     rendered = await render(model, messages, request.to_template_arguments())
     count = await model.format.count_tokens(rendered)
     if count is None:
         raise invalid_field("model", f"model {model.name} has no tokenizer that this service reads")
-    return count
+    return count + (images or {}).get("tokens", 0)
 
 
 async def _choose(services: Services, team_id: str, request: TokenCountRequest) -> Model:
