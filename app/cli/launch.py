@@ -10,10 +10,12 @@ from app.api.admin.launches_schemas import launch_to_wire
 from app.api.json_codec import validate
 from app.cli.arguments import Run, add_command, add_subcommands
 from app.cli.database import store_command
+from app.cli.engine_options import ENGINE_OPTION_HELP, engine_option
 from app.cli.table import write_table
 from app.core.errors import ServiceError
 from app.core.ids import new_id
 from app.core.settings import Settings
+from app.inference.engine_options import engine_options
 from app.provisioning.catalogue import read_catalogue
 from app.provisioning.job_script import render_script
 from app.provisioning.profiles import read_profiles
@@ -27,6 +29,9 @@ More: docs/launches.md."""
 _EPILOG = """examples:
   python -m app launch create qwen Qwen/Qwen2.5-7B-Instruct --dry-run
   python -m app launch create qwen Qwen/Qwen2.5-7B-Instruct --profile della --minutes 240
+  python -m app launch create qwen Qwen/Qwen2.5-7B-Instruct \
+      --engine-option max_num_seqs=64 --engine-option kv_cache_dtype=fp8
+  python -m app launch engine-options cache
   python -m app launch list
   python -m app launch stop 01890000-0000-7000-8000-000000000000"""
 
@@ -56,7 +61,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         option(f"--{name}", type=int)
     option("--minutes", type=int, help="time limit of the job")
     option("--idle-minutes", type=float, help="stop after this time without use; 0: never")
+    option("--engine-option", type=engine_option, action="append", default=[],
+           metavar="NAME=VALUE", help=ENGINE_OPTION_HELP)  # fmt: skip
     option("--dry-run", action="store_true", help="only print the job's script")
+    text = "List the engine's options with their types, defaults and choices."
+    listing = add_command(actions, "engine-options", text, _engine_options)
+    listing.add_argument("text", nargs="?", default="", help="part of a name or of its help")
     add("list", _list, "List launches, the newest first.")
     for name, run, text in (
         ("show", _show, "Show one launch as JSON."),
@@ -98,7 +108,24 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
     request = {"name": options.name, "model": options.model} | given((*_TEXTS, "idle-minutes"))
     if options.minutes is not None:
         request["time_limit_minutes"] = options.minutes
-    return request | {"resources": given(_NUMBERS)}
+    return request | {"resources": given(_NUMBERS), "engine": dict(options.engine_option)}
+
+
+def _engine_options(options: argparse.Namespace) -> int:
+    text = options.text.lower().replace("-", "_")
+    rows = [["OPTION", "TYPE", "DEFAULT", "CHOICES AND MEANING"]]
+    for one in engine_options().values():
+        if text in one.name or text in one.help.lower():
+            words = [one.help, f"one of {', '.join(map(str, one.choices))}" if one.choices else ""]
+            if one.access == "never":
+                words = [f"cannot be set: {one.reason}"]
+            elif one.access == "profile":
+                words.append(f"needs the profile's engine_options: {one.reason}")
+            default = "-" if one.default in (None, "") else json.dumps(one.default)
+            meaning = "; ".join(word.rstrip(".") for word in words if word)
+            rows.append([one.name, " or ".join(one.types), default, meaning])
+    write_table(rows)
+    return 0
 
 
 @_on_launches

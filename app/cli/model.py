@@ -8,13 +8,18 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from app.cli.arguments import Run, add_command, add_subcommands
+from app.cli.engine_options import ENGINE_OPTION_HELP, engine_option
 from app.cli.up import served_models
 from app.cli.up.environment import data_directory
 from app.cli.up.processes import StartError
 from app.cli.up.progress import Progress
+from app.core.errors import InvalidRequestError
 from app.core.program import IS_PACKAGE, ROOT, argument
+from app.inference.engine_options import check_engine_options, engine_options
+from app.inference.engine_policy import NARROWED
 from app.inference.model_repository import (
     ModelRepositoryError,
     ModelSource,
@@ -27,6 +32,9 @@ from app.inference.model_repository import (
 _INTERRUPTED = 130  # a shell's exit status of SIGINT
 # docker-compose serves that of the checkout.
 _MODELS = Path("models") if IS_PACKAGE else ROOT / "models"
+_OPERATORS = frozenset(
+    name for name, one in engine_options().items() if one.access == "profile" or name in NARROWED
+) | {"tensor_parallel_size"}
 _MISSING = f"give a Hugging Face id or a directory, such as {argument('MODEL', 'Qwen/Qwen2.5-0.5B-Instruct')}."
 
 
@@ -44,6 +52,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--name", help="the entry's name (the last part of the model's)")
     add("--quantization", help="quantization method, as vLLM names it")
     add("--max-model-len", type=int, help="longest prompt plus output, tokens")
+    add("--engine-option", type=engine_option, action="append", default=[], metavar="NAME=VALUE",
+        help=ENGINE_OPTION_HELP)  # fmt: skip
     add("--models", type=Path, default=_MODELS, help="the model repository (models)")
 
 
@@ -85,6 +95,7 @@ async def _write(options: argparse.Namespace, progress: Progress) -> None:
         raise ModelRepositoryError(
             f"{argument('MAX_MODEL_LEN', options.max_model_len)} must be at least 1."
         )
+    engine = _engine(options.engine_option)
     source, name, repository = _source(options.model), options.name, options.models
     if name is not None and entry_name(name) != name:
         raise ModelRepositoryError(
@@ -102,12 +113,21 @@ async def _write(options: argparse.Namespace, progress: Progress) -> None:
         weights,
         quantization=options.quantization,
         max_model_len=options.max_model_len,
+        engine=engine,
         with_files=True,
     )
     progress.line(
         f"  {entry} is written. Serve it, with all of {repository.name}/:\n"
         "    docker-compose --profile gpu up --build --detach --force-recreate"
     )
+
+
+def _engine(given: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The checked options: the operator writes this file, so only the entry's own are refused."""
+    try:
+        return check_engine_options(dict(given), _OPERATORS, "")
+    except InvalidRequestError as error:
+        raise ModelRepositoryError(f"--engine-option: {error.detail}") from error
 
 
 def _source(model: str) -> ModelSource:

@@ -107,6 +107,11 @@ class Directory:
                     f"of its own; the profile {self.profile.name!r} does not allow that "
                     "(triton_entries)."
                 )
+            if options := sorted(spec.engine.model_extra or {}):
+                raise RefusedError(
+                    f"The model's path is an entry of a Triton model repository: its model.json has the "
+                    f"engine's options, and a launch cannot set {', '.join(options)}."
+                )
             return ModelPlace(path, is_entry=True)
         if (await self._run("test", "-f", f"{path}/config.json")).status != 0:
             raise RefusedError(

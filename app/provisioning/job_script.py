@@ -201,11 +201,12 @@ def _supervisor(profile: Profile, directory: str, python: str) -> list[str]:
 
 
 def engine_settings(spec: LaunchSpec, place: ModelPlace) -> dict[str, Any]:
+    """The content of model.json: the engine's arguments."""
     settings: dict[str, Any] = {"model": place.path or spec.model}
     if spec.revision is not None:
         settings |= {"revision": spec.revision, "tokenizer_revision": spec.revision}
-    if spec.gpus > 1:
-        settings["tensor_parallel_size"] = spec.gpus
+    if spec.gpus > spec.engine.pipeline_stages:
+        settings["tensor_parallel_size"] = spec.gpus // spec.engine.pipeline_stages
     if not spec.gpus:
         settings["enforce_eager"] = True
     if spec.trust_remote_code:

@@ -35,6 +35,7 @@ from pydantic import (
     model_validator,
 )
 
+from app.inference.engine_options import MAX_OPTIONS, engine_options
 from app.provisioning import patterns
 
 Provider = Literal["slurm", "local"]
@@ -51,6 +52,14 @@ def _plain(text: str) -> str:
     return text
 
 
+def _guarded(text: str) -> str:
+    option = engine_options().get(text)
+    if option is None or option.access == "never" or option.reason is None:
+        raise ValueError("must be an option of vLLM's engine that needs a permission")
+    return text
+
+
+GuardedOption = Annotated[str, AfterValidator(_guarded)]
 Name = Annotated[str, StringConstraints(pattern=patterns.NAME)]
 PlainPath = Annotated[str, AfterValidator(_plain)]
 Address = Annotated[str, StringConstraints(pattern=patterns.ADDRESS)]
@@ -108,6 +117,7 @@ class Profile(Table):
     # --- models
     trust_remote_code: bool = False
     triton_entries: bool = False
+    engine_options: Annotated[tuple[GuardedOption, ...], Field(max_length=MAX_OPTIONS)] = ()
     offline: bool = True
     # --- the server
     listen: Address = "127.0.0.1"

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from app.core.errors import invalid_field
+from app.inference.engine_options import check_engine_options
 from app.inference.model_repository import ModelRepositoryError, entry_name
 from app.inference.server_store import is_static_name
 from app.provisioning import patterns
@@ -31,14 +32,23 @@ class ResourceRequest(StrictModel):
     )
 
 
-class EngineOptions(StrictModel):
-    """Options of vLLM, under its own names. None of them for an entry of a Triton repository."""
+class EngineOptions(BaseModel):
+    """Options of vLLM's engine, under its own names: these, and those of GET /launches/engine-options.
+
+    An entry of a Triton repository has its own.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
     max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     dtype: Plain | None = None
     quantization: Plain | None = None
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     enforce_eager: bool | None = None
+
+    @property
+    def pipeline_stages(self) -> int:
+        return int((self.model_extra or {}).get("pipeline_parallel_size", 1))
 
 
 class ModelChoice(StrictModel):
@@ -147,9 +157,20 @@ def to_spec(
         idle_minutes=profile.idle_minutes if request.idle_minutes is None else request.idle_minutes,
         start_minutes=request.start_minutes or profile.start_minutes,
         priority=request.priority,
-        engine=request.engine,
+        engine=_engine(request, profile, gpus),
         trust_remote_code=request.trust_remote_code,
     )
+
+
+def _engine(request: LaunchCreate, profile: Profile, gpus: int) -> EngineOptions:
+    given = check_engine_options(request.engine.model_dump(), profile.engine_options)
+    engine = EngineOptions(**given)
+    stages = engine.pipeline_stages
+    if stages < 1 or max(gpus, 1) % stages:
+        raise invalid_field(
+            "engine.pipeline_parallel_size", f"must divide the launch's GPUs, which are {gpus}"
+        )
+    return engine
 
 
 def resolve(

@@ -7,9 +7,11 @@ from fastapi import APIRouter, Query, Request, Response
 
 from app.api.admin.launches_schemas import (
     DryRunRead,
+    EngineOptionsRead,
     LaunchRead,
     LogRead,
     ProfileRead,
+    engine_options_to_wire,
     launch_to_wire,
     profile_to_wire,
 )
@@ -22,7 +24,7 @@ from app.api.raw_routes import describe
 from app.core.errors import ConflictError
 from app.core.ids import new_id
 from app.provisioning.catalogue import CatalogueEntry, read_catalogue
-from app.provisioning.job_script import render_script
+from app.provisioning.job_script import ModelPlace, engine_settings, render_script
 from app.provisioning.model_plan import PlanCreate, plan_model
 from app.provisioning.profiles import ProfileError
 from app.provisioning.spec import LaunchCreate, to_spec
@@ -51,7 +53,8 @@ async def create_launch(
     profile = services.profiles[spec.profile]
     if dry_run:
         script = render_script(new_id(), spec, profile)
-        return json_response({"spec": spec.model_dump(), "script": script})
+        arguments = engine_settings(spec, ModelPlace())
+        return json_response({"spec": spec.model_dump(), "script": script, "model_json": arguments})
     launch = await services.launches.create(team, profile.provider, spec)
     return json_response(
         launch_to_wire(launch), 202, headers={"Location": f"/launches/{launch.id}"}
@@ -83,6 +86,12 @@ async def list_catalogue(services: ServicesOf) -> Response:
 async def list_profiles(services: ServicesOf) -> Response:
     """List the places where servers can be launched."""
     return json_response([profile_to_wire(one) for one in services.profiles.values()])
+
+
+@router.get("/launches/engine-options", response_model=EngineOptionsRead)
+async def list_engine_options() -> Response:
+    """List the options of vLLM's engine: their types, and who may set them."""
+    return json_response(engine_options_to_wire())
 
 
 @router.post(

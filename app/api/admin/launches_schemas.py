@@ -8,6 +8,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from app.core.ids import created_at
+from app.inference.engine_options import Access, engine_options, vllm_version
 from app.provisioning.profiles import Profile, Provider, Tier
 from app.provisioning.spec import LaunchSpec
 from app.provisioning.store import Launch, State
@@ -51,6 +52,9 @@ class DryRunRead(BaseModel):
 
     spec: LaunchSpec
     script: str = Field(description="The job's script.")
+    model_json: dict[str, Any] = Field(
+        description="The engine's arguments; an entry of a Triton repository has its own."
+    )
 
 
 class LogRead(BaseModel):
@@ -70,7 +74,48 @@ class ProfileRead(BaseModel):
     idle_minutes: float
     model_roots: list[str]
     trust_remote_code: bool
+    engine_options: list[str] = Field(
+        description="Options of the engine that are not free, and permitted here."
+    )
     tiers: list[Tier]
+
+
+class EngineOptionRead(BaseModel):
+    """An option of the engine, for `engine` of a launch."""
+
+    name: str
+    types: list[str] = Field(
+        description="bool, int, float, str, object, or `list of` one of them: any of these."
+    )
+    choices: list[str | int] = Field(
+        description="All of its values, if not empty; of a list: its items'."
+    )
+    default: str | float | bool | None = Field(description="vLLM's; null if it depends.")
+    access: Access = Field(
+        description="free; profile: if the profile's `engine_options` name it; never."
+    )
+    reason: str | None = Field(
+        description="Why it needs that (of a free one: values that are no choices), or cannot be set."
+    )
+    group: str
+    help: str
+
+
+class EngineOptionsRead(BaseModel):
+    """The options of the engine that launches know."""
+
+    vllm: str = Field(description="The version of vLLM that has them.")
+    options: list[EngineOptionRead]
+
+
+def engine_options_to_wire() -> dict[str, Any]:
+    members = tuple(EngineOptionRead.model_fields)
+    return {
+        "vllm": vllm_version(),
+        "options": [
+            {name: getattr(one, name) for name in members} for one in engine_options().values()
+        ],
+    }
 
 
 def launch_to_wire(launch: Launch) -> dict[str, Any]:
@@ -92,4 +137,4 @@ def launch_to_wire(launch: Launch) -> dict[str, Any]:
 def profile_to_wire(profile: Profile) -> dict[str, Any]:
     """Members of a profile that users may read: no hosts, accounts or paths except the models'."""
     wire = profile.model_dump(include=set(ProfileRead.model_fields))
-    return wire | {"model_roots": list(profile.model_roots), "tiers": list(wire["tiers"])}
+    return wire | {name: list(wire[name]) for name in ("model_roots", "engine_options", "tiers")}

@@ -46,6 +46,7 @@ ROUTES = {
     "/jobs/{job_id}/rows": {"post"},
     "/launches": {"post", "get"},
     "/launches/catalogue": {"get"},
+    "/launches/engine-options": {"get"},
     "/launches/profiles": {"get"},
     "/launches/plan": {"post"},
     "/launches/{launch_id}": {"get", "delete"},

@@ -134,6 +134,8 @@ def test_an_entry_of_another_hand_is_kept(weights: Path, tmp_path: Path) -> None
         (["--quantization", "bitsandbytes"], "QUANTIZATION=bitsandbytes is not a method of vLLM"),
         (["--max-model-len", "0"], "MAX_MODEL_LEN=0 must be at least 1"),
         (["--name", "a/b"], "NAME=a/b must be letters, digits"),
+        (["--engine-option", "max_num_sqes=1"], "--engine-option: max_num_sqes: is not an option"),
+        (["--engine-option", "model=/etc"], "--engine-option: model: cannot be set"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(
@@ -144,6 +146,18 @@ def test_what_cannot_be_served_is_refused_by_name(
     assert ended.stderr.startswith(words)
     assert ended.stderr.count("\n") == 1
     assert not (tmp_path / "models").exists()
+
+
+def test_options_of_the_engine_are_in_its_file(weights: Path, tmp_path: Path) -> None:
+    """An operator's own entry may have what a launch needs a permission for."""
+    given = {"tensor_parallel_size": 2, "hf_overrides": {"a": 1}, "load_format": "tensorizer"}
+    words = ["--engine-option=hf-overrides={\"a\": 1}", "--engine-option=tensor_parallel_size=2",
+             "--engine-option=load_format=tensorizer"]  # fmt: skip
+    ended = write(tmp_path, weights, *words)
+    assert ended.returncode == 0, ended.stderr
+    (file,) = (tmp_path / "models").glob("*/1/model.json")
+    arguments = json.loads(file.read_text())
+    assert {name: arguments[name] for name in given} == given
 
 
 def test_a_refused_quantization_comes_with_the_known_ones(weights: Path, tmp_path: Path) -> None:

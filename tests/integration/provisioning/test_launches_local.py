@@ -1,5 +1,6 @@
 """Launches on this machine: processes that outlive their worker, and none that outlives its launch."""
 
+import json
 import os
 import shutil
 import signal
@@ -207,9 +208,12 @@ async def test_a_stop_before_the_submission_leaves_nothing(
 async def test_a_dry_run_shows_the_script_and_starts_nothing(
     launching: Service, tmp_path: Path
 ) -> None:
-    body = {"name": "one", "model": SCRIPTED, "provider": "local"}
+    engine = {"max_num_seqs": 8, "kv_cache_dtype": "fp8"}
+    body = {"name": "one", "model": SCRIPTED, "provider": "local", "engine": engine}
     answer = await launching.client.post("/launches?dry_run=true", json=body)
     assert answer.status_code == 200
+    settings = {"model": SCRIPTED, "enforce_eager": True} | engine
+    assert answer.json()["model_json"] == settings
     assert "serve.sh" in answer.json()["script"]
     assert answer.json()["spec"]["served_name"] == "scripted"
     assert (await launching.client.get("/launches")).json() == []
@@ -231,6 +235,24 @@ async def test_profiles_and_catalogue_are_shown(launching: Service, tmp_path: Pa
     assert (await launching.client.get("/launches/catalogue")).json() == []
 
 
+async def test_options_of_the_engine_are_listed(launching: Service) -> None:
+    shown = (await launching.client.get("/launches/engine-options")).json()
+    found = {one["name"]: one for one in shown["options"]}
+    assert found["kv_cache_dtype"]["access"] == "free"
+    assert "fp8" in found["kv_cache_dtype"]["choices"]
+    assert found["max_num_seqs"]["types"] == ["int"]
+    assert found["hf_overrides"]["access"] == "profile"
+    assert "secret" in found["hf_token"]["reason"]
+
+
+async def test_an_entry_takes_no_options_of_the_engine(launching: Service) -> None:
+    """Its own model.json has them: options that had no effect would be a surprise."""
+    accepted = await launch(launching, profile="here", engine={"max_num_seqs": 8})
+    ended = await until_state(launching, accepted["id"], "failed")
+    assert "a launch cannot set max_num_seqs" in ended["reason"]
+    assert ended["submitted_at"] is None
+
+
 def command(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "app", "launch", *arguments],
@@ -243,17 +265,26 @@ def test_the_command_line(launching_settings: Settings) -> None:
     shown = command(settings, "create", "one", SCRIPTED, "--profile", "silent", "--dry-run")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("#!/bin/bash")
-    made = command(settings, "create", "one", SCRIPTED, "--profile", "silent", "--cpus", "2")
+    made = command(settings, "create", "one", SCRIPTED, "--profile", "silent", "--cpus", "2",
+                   "--engine-option", "max-num-seqs=8", "--engine-option", "kv_cache_dtype=fp8")  # fmt: skip
     assert made.returncode == 0, made.stderr
     launch_id = made.stdout.strip()
     again = command(settings, "create", "one", SCRIPTED, "--profile", "silent")
     assert (again.returncode, "is taken" in again.stderr) == (1, True)
+    option = ("--engine-option", "max_num_sqes=1")
+    unknown = command(settings, "create", "two", SCRIPTED, "--profile", "silent", *option)
+    assert (unknown.returncode, "near it: max_num_seqs" in unknown.stderr) == (2, True)
+    listed = command(settings, "engine-options", "kv-cache-dtype").stdout
+    assert "fp8_e4m3" in listed
+    assert "max_num_seqs" not in listed
     evil = command(settings, "create", "$(x)", SCRIPTED, "--profile", "silent")
     assert (evil.returncode, evil.stderr.startswith("name: ")) == (2, True)
     head, line = command(settings, "list").stdout.splitlines()
     assert head.split()[:3] == ["ID", "NAME", "STATE"]
     assert line.split()[:4] == [launch_id, "one", "submitted", "silent"]
-    assert '"cpus": 2' in command(settings, "show", launch_id).stdout
+    spec = json.loads(command(settings, "show", launch_id).stdout)["spec"]
+    assert (spec["cpus"], spec["engine"]["max_num_seqs"]) == (2, 8)
+    assert spec["engine"]["kv_cache_dtype"] == "fp8"
     assert command(settings, "delete", launch_id).returncode == 1
     assert '"state": "stopping"' in command(settings, "stop", launch_id).stdout
     assert command(settings, "log", launch_id).stdout == ""
@@ -289,6 +320,10 @@ async def test_bad_bodies_of_launches(launching: Service) -> None:
         ({"name": "one", "model": SCRIPTED, "profile": "-oProxyCommand=x"}, "profile"),
         ({"name": "one", "model": SCRIPTED, "host": "evil"}, "host"),
         ({"name": "one", "model": SCRIPTED, "trust_remote_code": True}, "trust_remote_code"),
+        *(
+            ({"name": "one", "model": SCRIPTED, "engine": {name: value}}, f"engine.{name}")
+            for name, value in (("max_num_sqes", 1), ("max_num_seqs", "1"), ("worker_cls", "a.B"))
+        ),
     ):
         answer = await launching.client.post("/launches", json=body)
         assert_problem(answer, 422, "invalid_request", field)

@@ -90,6 +90,7 @@ WITHOUT_IDS = {
     "get /system": NOTHING,  # totals of all teams, for operators alone
     "get /metrics": NOTHING,  # so are these
     "get /launches/catalogue": NOTHING,
+    "get /launches/engine-options": NOTHING,
     "get /launches/profiles": NOTHING,
     "post /launches/plan": NOTHING,
     "get /launches": EMPTY_LIST,

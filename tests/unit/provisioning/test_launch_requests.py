@@ -267,6 +267,9 @@ def test_a_command_of_the_profile_is_quoted(tmp_path: Path) -> None:
         ('tiers = [{name = "a"}, {name = "a"}]', "two tiers have one name"),
         ('model_roots = ["/x\\n"]', "profiles.laptop.model_roots.0"),
         ("slots = 0", "profiles.laptop.slots"),
+        ('engine_options = ["max_num_seqs"]', "that needs a permission"),
+        ('engine_options = ["model"]', "that needs a permission"),
+        ('engine_options = ["nothing"]', "profiles.laptop.engine_options.0"),
     ],
 )
 def test_a_profile_that_is_wrong_is_reported(tmp_path: Path, line: str, words: str) -> None:
