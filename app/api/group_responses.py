@@ -23,7 +23,6 @@ from app.core.errors import (
     DatabaseUnavailableError,
     MemoryBusyError,
     ResultFailedError,
-    ServiceError,
     StoppingError,
 )
 from app.core.ids import new_id
@@ -71,7 +70,7 @@ async def respond_complete(
             await charge(LOGPROBS_COPIES * sum(row.logprobs_size for row in rows))
         except (MemoryBusyError, ResultFailedError, StoppingError) as error:
             error.headers[RESULT_ID_HEADER] = to_header(ids)
-            if not is_new:
+            if isinstance(error, ResultFailedError) and not is_new:
                 mark_replayed(error)
             raise
         finally:
@@ -176,18 +175,17 @@ def id_headers(answers: Sequence[SubmissionOutcome]) -> dict[str, str]:
     return {RESULT_ID_HEADER: to_header([answer.result_id for answer in answers])} | replayed
 
 
-def mark_replayed(error: ServiceError) -> None:
-    """Mark an error as replayed: the same key would return it again.
+def mark_replayed(error: ResultFailedError) -> None:
+    """Mark a result's failure as replayed: the same key would return it again.
 
     OpenAI's client, which repeats failed requests, would repeat this one in vain.
     """
     error.headers[REPLAYED_HEADER] = "true"
-    if isinstance(error, ResultFailedError):
-        error.headers["X-Should-Retry"] = "false"
-        error.detail += (
-            " (The first request under this Idempotency-Key ended with this error; the key returns it "
-            "until it expires. Send another key to try again.)"
-        )
+    error.headers["X-Should-Retry"] = "false"
+    error.detail += (
+        " (The first request under this Idempotency-Key ended with this error; the key returns it "
+        "until it expires. Send another key to try again.)"
+    )
 
 
 def to_header(ids: Sequence[UUID]) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from app.core.settings import Settings
 from tests.conftest import Service, run_service
-from tests.integration.support import assert_openai_error, assert_problem
+from tests.integration.support import assert_openai_error, assert_problem, until
 
 BODY: dict[str, Any] = {"model": "scripted", "prompt": "{{chunks=2}}", "max_tokens": 4}
 KEY = {"Idempotency-Key": "k"}
@@ -180,3 +180,22 @@ async def test_what_is_told_again_is_marked(service: Service) -> None:
         assert (first.status_code, again.status_code) == (200, 200), again.text
         assert "Idempotent-Replayed" not in first.headers
         assert again.headers["Idempotent-Replayed"] == "true"
+
+
+async def test_a_stopping_process_does_not_mark_its_refusal_as_replayed(
+    settings: Settings, service: Service, connection: asyncpg.Connection
+) -> None:
+    """A client that takes a replayed error for the result's end would never read the result."""
+    slow: dict[str, Any] = {"prompt": "{{chunks=20 delay_ms=100}}", "max_tokens": 20}
+    async with run_service(settings, with_worker=False) as stopping:
+        first = asyncio.create_task(complete(service, **slow))
+        await until(lambda: stored(connection))
+        stopping.app.state.stop()
+        refused = await complete(stopping, **slow)
+        assert_openai_error(refused, 503, "stopping")
+        assert "Idempotent-Replayed" not in refused.headers
+        assert "X-Should-Retry" not in refused.headers
+        again = await complete(service, **slow)
+    assert again.status_code == 200
+    assert again.json() == (await first).json()
+    assert again.headers["X-Result-Id"] == refused.headers["X-Result-Id"]
