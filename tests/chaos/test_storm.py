@@ -55,10 +55,12 @@ def make_row(**changes: Any) -> dict[str, Any]:
     row = {
         "id": "x", "team_id": "red", "model_name": "scripted", "state": "completed", "attempt": 1,
         "output": None, "error_code": None, "finished_at": NOW, "deadline_at": NOW, "prompt": None,
-        "parameters": "{}", "asked": PROMPT, "delivery": None,
+        "parameters": "{}", "asked": PROMPT, "delivery": None, "kind": "generation", "vector": None,
+        "prompt_logprobs": None, "reused_from": None, "named": None,
     }  # fmt: skip
-    row["output"] = Ledger([]).expected(row)
-    return row | changes
+    answer = Ledger([]).expected(row)
+    assert answer
+    return row | {"output": answer.text} | changes
 
 
 def make_order(**changes: Any) -> Order:

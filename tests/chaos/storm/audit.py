@@ -9,7 +9,7 @@ from app.core.database import Database
 from app.results.retention.cleanup import cleaning_steps
 from tests.chaos.history import FORBIDDEN
 from tests.chaos.stack import Stack
-from tests.chaos.storm import invariants, job_invariants
+from tests.chaos.storm import invariants, job_invariants, reuse_invariants
 from tests.chaos.storm.client import Scene
 from tests.chaos.storm.invariants import Account, Ledger
 from tests.chaos.storm.outcome import Outcome
@@ -27,6 +27,7 @@ async def draw_up(outcome: Outcome, stack: Stack, receiver: Receiver) -> None:
     rows = await stack.fetch(invariants.ROWS)
     ledger = Ledger([dict(row) for row in rows])
     invariants.check(account, scene.log.orders, ledger)
+    reuse_invariants.check_reuse(account, scene.log.orders, ledger)
     invariants.check_webhooks(account, scene.log.orders, ledger, receiver)
     for what, query in FORBIDDEN.items():
         account.look(f"never {what}", len(rows))
@@ -52,6 +53,13 @@ async def draw_up(outcome: Outcome, stack: Stack, receiver: Receiver) -> None:
         "ids received by clients": sum(len(order.ids) for order in scene.log.orders),
         "most attempts of one result": max((row["attempt"] for row in rows), default=0),
         "results that needed more than one": sum(row["attempt"] > 1 for row in rows),
+        "vectors and scores that needed more than one": sum(
+            row["attempt"] > 1 and row["vector"] is not None for row in rows
+        ),
+        "texts of images that needed more than one": sum(
+            row["attempt"] > 1 and '"images"' in row["parameters"] for row in rows
+        ),
+        "results that reuse answered": sum(row["reused_from"] is not None for row in rows),
         "pieces of text that the sweep removed": swept,
         "latest end after a deadline, s": max(
             (
@@ -94,14 +102,15 @@ async def _check_totals(account: Account, stack: Stack) -> None:
 
 
 async def _check_usage(account: Account, stack: Stack) -> None:
-    """The ledger's sums against the rows of results, which it outlives."""
+    """The ledger's sums against the rows of results, which it outlives. Reused ones cost no tokens."""
     groups = "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"
     rows = await stack.fetch(
         f"""SELECT team_id, (finished_at AT TIME ZONE 'UTC')::date AS day,
               coalesce(token_id, '') AS token_id, model_name,
               coalesce(error_code, 'completed') AS ended_as, count(*)::int AS results,
-              coalesce(sum(prompt_tokens), 0)::int AS prompt_tokens,
-              coalesce(sum(completion_tokens), 0)::int AS completion_tokens
+              coalesce(sum(prompt_tokens) FILTER (WHERE reused_from IS NULL), 0)::int AS prompt_tokens,
+              coalesce(sum(completion_tokens) FILTER (WHERE reused_from IS NULL), 0)::int
+                AS completion_tokens
             FROM results WHERE state <> 'pending' {groups}"""
     )
     columns = "team_id, day, token_id, model_name, ended_as"

@@ -13,7 +13,7 @@ from tests.chaos.storm.raw_http import Reply, ask
 
 _MAX_TOKENS = 200
 _VLLM_MAX_TOKENS = 24
-AGAIN = (429, 502, 503, 504)  # statuses that invite to try again
+AGAIN = (429, 502, 503, 504, 529)  # statuses that invite to try again
 WAIT = "10"  # seconds of a long-poll
 FIRST_REST, LONGEST_REST = 0.1, 2.0  # seconds between tries
 

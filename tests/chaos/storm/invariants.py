@@ -1,18 +1,15 @@
 """The account after a storm: checks the clients' responses against the database."""
 
-import importlib.util
 import re
-import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import orjson
 
-from tests.chaos.storm.orders import SCRIPTED, Order
+from tests.chaos.storm.model_answers import Answer, ModelAnswers, Row, stored_numbers
+from tests.chaos.storm.orders import Order
 from tests.integration.webhook_receiver import Receiver
 
 # How late a result may be ended for its deadline: a sweep is due every second, and does not run
@@ -20,7 +17,6 @@ from tests.integration.webhook_receiver import Receiver
 LATE_SECONDS = 30.0
 _MOST_EXAMPLES = 5
 _NAME = re.compile(r"Order (\d+\.\d+) ")
-_SCRIPT = Path(__file__).parents[3] / "triton" / "models" / "scripted" / "1" / "script.py"
 
 # Permitted ends of a result by the intent of its order; other than "completed" with an error code.
 _ENDS = {
@@ -38,6 +34,7 @@ _AWAITED = ("OpenAI chat, streamed", "TGI generate_stream", "Tenstorrent")
 ROWS = """
 SELECT r.id::text, r.team_id, r.model_name, r.state, r.attempt, r.output, r.error_code, r.finished_at,
   r.deadline_at, r.parameters::text, r.prompt, coalesce(c.content, c.messages::text) AS asked,
+  r.kind, r.vector, r.prompt_logprobs, r.reused_from::text, r.metadata ->> 'order' AS named,
   d.state AS delivery
 FROM results r JOIN contexts c ON c.id = r.context_id
 LEFT JOIN webhook_deliveries d ON d.result_id = r.id"""
@@ -77,6 +74,9 @@ LOST = "0 lost: every id that a client received exists, with its request"
 DOUBLED = "0 doubled: an order is stored once, or not at all, and whole"
 STUCK = f"0 stuck: everything has ended, none {LATE_SECONDS:.0f} s past its deadline"
 WRONG = "0 wrong bytes: the stored text is the model's output"
+IMAGES = "0 wrong images: the stored text is the model's output for the images of its request"
+VECTORS = "0 wrong vectors: each vector and score is the model's, and failed results have none"
+SCORES = "0 wrong scores: a prompt's log probabilities are the model's"
 SEEN = "each text that a client received is the stored one, or its beginning"
 ENDS = "every result ended as its kind may"
 CLIENTS = "no client received a forbidden response, or waited without bound"
@@ -86,32 +86,19 @@ COUNTED = "every end is in the minutes' totals once"
 USED = "the ledger of usage has every end once, with its tokens, team and key"
 
 
-Row = Mapping[str, Any]
-
-
 class Ledger:
     """The rows of a database after a storm, and their expected content."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.by_id: dict[str, Row] = {row["id"]: row for row in rows}
         self.by_name: defaultdict[str, list[Row]] = defaultdict(list)
-        self._script = _load_script()
+        self._answers = ModelAnswers()
         for row in rows:
-            self.by_name[_name_of(row)].append(row)
+            self.by_name[name_of(row)].append(row)
 
-    def expected(self, row: Row) -> str | None:
-        """The model's whole output for a row's prompt, by the model's own pure function.
-
-        None for a real engine, whose output differs each time.
-        """
-        if row["model_name"] != SCRIPTED:
-            return None
-        prompt = row["asked"] if row["prompt"] is None else row["prompt"]
-        try:
-            script = self._script.write_script(prompt, orjson.loads(row["parameters"]))
-        except self._script.RefusedError:
-            return ""
-        return "".join(script.chunks)
+    def expected(self, row: Row) -> Answer | None:
+        """The model's whole answer to a row's request; None for a real engine."""
+        return self._answers.of(row)
 
 
 def check(account: Account, orders: Sequence[Order], ledger: Ledger) -> None:
@@ -136,17 +123,30 @@ def check(account: Account, orders: Sequence[Order], ledger: Ledger) -> None:
     )
 
 
-def _check_row(account: Account, row: Row, expected: str | None) -> None:
-    output = row["output"] or ""
+def _check_row(account: Account, row: Row, expected: Answer | None) -> None:
     if expected is not None:
-        is_right = (
-            output == expected if row["state"] == "completed" else expected.startswith(output)
-        )
-        account.require(WRONG, holds=is_right, otherwise=f"{row['id']}: {output[:200]}")
+        _check_answer(account, row, expected)
     account.require(STUCK, holds=row["state"] != "pending", otherwise=f"{row['id']} is pending")
     if row["finished_at"] is not None and row["deadline_at"] is not None:
         late = (row["finished_at"] - row["deadline_at"]).total_seconds()
         account.require(STUCK, holds=late < LATE_SECONDS, otherwise=f"{row['id']}: {late:.1f} s")
+
+
+def _check_answer(account: Account, row: Row, expected: Answer) -> None:
+    """A completed result has the whole answer; of a failed one's text, the beginning may be stored."""
+    output, is_completed = row["output"] or "", row["state"] == "completed"
+    is_right = output == expected.text if is_completed else expected.text.startswith(output)
+    what = IMAGES if "images" in orjson.loads(row["parameters"]) else WRONG
+    account.require(what, holds=is_right, otherwise=f"{row['id']}: {output[:200]}")
+    vector = expected.vector if is_completed else None
+    if expected.vector is not None or row["vector"] is not None:
+        account.require(
+            VECTORS, holds=row["vector"] == vector, otherwise=f"{row['id']}: {row['vector']!r}"
+        )
+    if expected.prompt_logprobs is not None or row["prompt_logprobs"] is not None:
+        found = stored_numbers(row)
+        holds = found == expected.prompt_logprobs or (found is None and not is_completed)
+        account.require(SCORES, holds=holds, otherwise=f"{row['id']}: {str(found)[:200]}")
 
 
 def _check_count(account: Account, order: Order, names: Sequence[str], ledger: Ledger) -> None:
@@ -161,7 +161,8 @@ def _check_count(account: Account, order: Order, names: Sequence[str], ledger: L
         for row in rows:
             account.require(
                 LOST,
-                holds=prompt in row["asked"] and row["team_id"] == order.team,
+                holds=all(part in row["asked"] for part in (prompt, order.query, *order.images))
+                and row["team_id"] == order.team,
                 otherwise=f"{_of(order)}: {row['id']} asks {row['asked'][:200]}",
             )
 
@@ -170,22 +171,29 @@ def _check_told(
     account: Account, order: Order, place: int, result_id: str, name: str, ledger: Ledger
 ) -> None:
     row = ledger.by_id.get(result_id)
-    if row is None or _name_of(row) != name:
-        account.accuse(
-            LOST, f"{_of(order)}: received {result_id}, which is {row and _name_of(row)}"
-        )
+    if row is None or name_of(row) != name:
+        account.accuse(LOST, f"{_of(order)}: received {result_id}, which is {row and name_of(row)}")
         return
     account.look(LOST)
     if final := order.finals.get(result_id):
-        reported = (final["state"], final["result"], (final["error"] or {}).get("code"))
-        stored = (row["state"], row["output"], row["error_code"])
+        reported = (
+            *(final["state"], final["result"], (final["error"] or {}).get("code")),
+            *(final.get("prompt_logprobs"), final.get("reused_from")),
+        )
+        stored = _as_reported(row)
         account.require(
             SEEN, holds=reported == stored, otherwise=f"{_of(order)}: {reported}, {stored}"
+        )
+    if place < len(order.numbers):
+        numbers, kept = order.numbers[place], stored_numbers(row)
+        account.require(
+            SEEN, holds=numbers == kept, otherwise=f"{_of(order)}: {numbers}, {kept}"[:400]
         )
     if place < len(order.texts):
         text, expected = order.texts[place], ledger.expected(row)
         # Text is shown before it is stored: of what was lost, more may have been seen than is kept.
-        holds = text == row["output"] if order.is_whole else (expected or text).startswith(text)
+        whole = text if expected is None else expected.text
+        holds = text == row["output"] if order.is_whole else whole.startswith(text)
         account.require(SEEN, holds=holds, otherwise=f"{_of(order)}: {text[:200]}")
     if order.refusal:
         account.require(
@@ -193,6 +201,18 @@ def _check_told(
             holds=row["state"] == "failed" or order.dialect in _AWAITED,
             otherwise=f"{_of(order)}: {order.refusal}, but {result_id} is {row['state']}",
         )
+
+
+def _as_reported(row: Row) -> tuple[Any, ...]:
+    """The members of a result that a client compares."""
+    numbers = stored_numbers(row)
+    found, scored = row["output"], numbers if row["kind"] == "generation" else None
+    if row["kind"] != "generation":
+        name, value = (
+            ("score", numbers and numbers[0]) if row["kind"] == "score" else ("embedding", numbers)
+        )
+        found = None if numbers is None else {name: value}
+    return row["state"], found, row["error_code"], scored, row["reused_from"]
 
 
 def _check_end(account: Account, order: Order, row: Row) -> None:
@@ -209,20 +229,12 @@ def _of(order: Order) -> str:
     return f"order {order.number} ({order.dialect}, {order.intent})"
 
 
-def _name_of(row: Row) -> str:
+def name_of(row: Row) -> str:
+    """The place of its prompt among all orders': its metadata have it if its text has none."""
+    if row["named"] is not None:
+        return str(row["named"])
     found = _NAME.search(row["asked"])
     return found[1] if found else ""
-
-
-def _load_script() -> ModuleType:
-    """The scripted model's text, which needs no Triton: `script.py` beside the model."""
-    spec = importlib.util.spec_from_file_location("scripted_model_script", _SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
 
 
 def check_webhooks(

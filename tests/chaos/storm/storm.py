@@ -25,12 +25,13 @@ from tests.chaos.storm.fault_proxy import FaultProxy
 from tests.chaos.storm.faults import Fault, Saboteur, plan
 from tests.chaos.storm.invariants import Account
 from tests.chaos.storm.jobs import use_up
-from tests.chaos.storm.orders import SPENT, TEAMS, VLLM
+from tests.chaos.storm.orders import SCORED, SPENT, TEAMS, VLLM
 from tests.chaos.storm.outcome import Options, Outcome
 from tests.chaos.storm.replicated import ReplicatedPostgres
 from tests.conftest import ROOT, SCRIPTED, TRITON_SECRET, TRITON_VENV
 from tests.integration.webhook_receiver import receiving
 from tests.nvidia_like import nvidia_like
+from tests.pooling_models import pooling_entries
 
 VLLM_MODELS = {VLLM: ROOT / "models" / "demo"}
 SETTINGS = {
@@ -40,6 +41,12 @@ SETTINGS = {
     # A storm kills what runs more often than anything else would: none of it is the request's fault.
     "LLM_MAX_ATTEMPTS": "100",
 }
+_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}> {% if message.content is string %}"
+    "{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 _PROGRESS_SECONDS = 10.0
 _PATIENCE_SECONDS = 120.0  # for what is under way when the storm is over
 _LAST_SECONDS = 60.0  # for clients that were stopped
@@ -90,7 +97,8 @@ async def _servers(
     The third one fails as NVIDIA's vLLM backend does.
     """
     postgres = ReplicatedPostgres(directory)
-    names = {f"Triton {number}": SCRIPTED for number in range(1, _TRITONS + 1)}
+    models = _scripted_models(directory)
+    names = {f"Triton {number}": models for number in range(1, _TRITONS + 1)}
     names |= {_NVIDIA: nvidia_like(directory / "nvidia_models", "scripted")}
     names |= {_VLLM: VLLM_MODELS} if options.with_vllm else {}
     tritons = {}
@@ -98,12 +106,12 @@ async def _servers(
         work = directory / name.lower().replace(" ", "_")
         tritons[name] = MortalTriton(TRITON_VENV, work, models, work.with_suffix(".log"))
         tritons[name].secret = TRITON_SECRET
-    async with contextlib.AsyncExitStack() as stack:
-        servers: list[ReplicatedPostgres | MortalTriton] = [postgres, *tritons.values()]
-        for server in servers:
-            stack.push_async_callback(server.stop)
-            await server.start()
+    servers: list[ReplicatedPostgres | MortalTriton] = [postgres, *tritons.values()]
+    try:
+        await asyncio.gather(*(server.start() for server in servers))
         yield postgres, tritons
+    finally:
+        await asyncio.gather(*(server.stop() for server in servers))
 
 
 @contextlib.asynccontextmanager
@@ -156,12 +164,26 @@ async def _house(
         yield stack, proxies, keepers
 
 
+def _scripted_models(directory: Path) -> dict[str, Path]:
+    """The model that writes, also by a name that only servers have that score prompts; vectors and scores."""
+    return SCRIPTED | {SCORED: SCRIPTED["scripted"]} | pooling_entries(directory / "pooling")
+
+
 def _make_repository(directory: Path) -> Path:
-    """The directory from which the service reads the chat templates of all models."""
+    """The directory from which the service reads the chat templates of all models.
+
+    The scripted model takes images.
+    """
     repository = directory / "repository"
-    repository.mkdir(exist_ok=True)
-    for name, model in (SCRIPTED | VLLM_MODELS).items():
+    version = repository / "scripted" / "1"
+    version.mkdir(parents=True)
+    (version / "model.json").symlink_to(SCRIPTED["scripted"] / "1" / "model.json")
+    (version / "config.json").write_text('{"architectures": [], "vision_config": {}}')
+    (version / "chat_template.jinja").write_text(_TEMPLATE)
+    (repository / SCORED).symlink_to(SCRIPTED["scripted"])
+    for name, model in VLLM_MODELS.items():
         (repository / name).symlink_to(model)
+    pooling_entries(repository)
     return repository
 
 

@@ -1,8 +1,7 @@
 """A scripted stand-in for an embeddings model or a cross encoder, behind the vLLM backend's tensors.
 
-A vector is a pure function of the text: `dimensions` (default 8) numbers, of length 1 unless `normalize`
-is false. A score is the share of the query's words that the document has; `raw` is ten times as large. A
-token is a word. With `"convert": "classify"` in its model.json the model computes scores, otherwise vectors.
+The numbers are pure functions of a request (pooled.py). A token is a word. With `"convert": "classify"` in
+its model.json the model computes scores, otherwise vectors.
 
 One directive anywhere in a text is for tests:
 
@@ -16,7 +15,6 @@ Generations are refused, as by the vLLM backend. A request with the input `cance
 whose id it names.
 """
 
-import hashlib
 import json
 import re
 import threading
@@ -25,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from pooled import compute
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-DIMENSIONS = 8
 _DIRECTIVE = re.compile(r"\{\{(\w+)(?:=(\d+))?\}\}")
 _ERRORS = {
     "refuse": "INVALID_ARG: refused by its directive",
@@ -66,9 +64,7 @@ class TritonPythonModel:
         elif name in _ERRORS:
             fail(sender, _ERRORS[name])
         else:
-            numbers = score(*content) if self.task == "score" else vector(text, parameters)
-            if parameters.get("raw"):
-                numbers = numbers * 10
+            numbers = np.array(compute(content, parameters))
             if name == "nan":
                 numbers[0] = np.nan
             self.answer(request_id, sender, numbers, len(text.split()), int(value or 0))
@@ -101,20 +97,6 @@ class TritonPythonModel:
         if (timer := self.waiting.pop(request_id, None)) is not None:
             timer.cancel()
             fail(timer.sender, "CANCELLED: the request was cancelled")  # type: ignore[attr-defined]
-
-
-def vector(text: str, parameters: dict[str, Any]) -> np.ndarray:
-    count = parameters.get("dimensions") or DIMENSIONS
-    digest = hashlib.shake_128(text.encode()).digest(4 * count)
-    numbers = np.frombuffer(digest, np.uint32) / 2**31 - 1.0
-    if parameters.get("normalize") is False:
-        return numbers
-    return numbers / np.linalg.norm(numbers)
-
-
-def score(query: str, document: str) -> np.ndarray:
-    words, known = query.split(), set(document.split())
-    return np.array([sum(word in known for word in words) / max(1, len(words))])
 
 
 def fail(sender: Any, message: str) -> None:
