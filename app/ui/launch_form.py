@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from app.ui.errors import EntryError
 
-Kind = Literal["text", "whole", "number", "flag", "words"]
+Kind = Literal["text", "whole", "number", "flag", "words", "switch", "wholes", "object"]
 
 
 class Field(NamedTuple):
@@ -160,11 +160,11 @@ _NUMBERS: Mapping[Kind, Sequence[type[int] | type[float]]] = {
 }
 
 
-def to_launch(values: Mapping[str, str]) -> dict[str, Any]:
-    """The body of `POST /launches`: the filled fields."""
+def to_launch(values: Mapping[str, str], options: Sequence[Section] = ()) -> dict[str, Any]:
+    """The body of `POST /launches`: the filled fields. `options`: the engine's."""
     request: dict[str, Any] = {}
-    for field in FIELDS:
-        text = values[field.name].strip()
+    for field in (*FIELDS, *(field for part in options for field in part.fields)):
+        text = values.get(field.name, "").strip()
         if not text:
             continue
         place, *inner = field.name.split(".")
@@ -231,7 +231,17 @@ def from_spec(spec: Mapping[str, Any]) -> dict[str, str]:
             values[field.name] = "on"
         elif value not in (None, False, []):
             values[field.name] = " ".join(value) if isinstance(value, list) else str(value)
+    others = {f"engine.{name}": value for name, value in spec["engine"].items()}
+    for name in others.keys() - {field.name for field in FIELDS}:
+        values[name] = _text(others[name])
     return values
+
+
+def _text(value: Any) -> str:
+    """The text of an option's value, as its field takes it."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _value(kind: Kind, text: str) -> Any:
@@ -240,6 +250,11 @@ def _value(kind: Kind, text: str) -> Any:
         return True
     if kind == "words":
         return _words(text)
+    if kind == "wholes":
+        return [_value("whole", word) for word in _words(text)]
+    if kind in ("switch", "object"):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
     for number in _NUMBERS.get(kind, ()):
         with contextlib.suppress(ValueError):
             return number(text)

@@ -1,5 +1,6 @@
 """Models and servers, Launch, System: what operators see and do, and what others do not."""
 
+import json
 import re
 from pathlib import Path
 
@@ -155,6 +156,31 @@ async def test_what_fits_of_a_pasted_config(page: Page) -> None:
     await page.fill("#f-config", Path(DEMO, "1", "config.json").read_text())
     await page.click("button:has-text('What fits?')")
     await expect(page.locator("#plan")).to_contain_text("llama")
+
+
+async def test_options_of_the_engine_are_checked_and_shown(page: Page) -> None:
+    await page.goto("/launches/new")
+    await page.fill("#f-model", DEMO)
+    await page.fill("#f-name", "tuned")
+    await page.click("#engine > summary")
+    await page.click("#engine summary:has-text('Scheduling')")
+    await page.fill("#f-engine-max_num_seqs", "many")
+    await page.select_option("#f-engine-scheduling_policy", "priority")
+    await page.select_option("#f-engine-enable_chunked_prefill", "false")
+    await page.click("button:has-text('Show the script')")
+    wrong = page.locator("#f-engine-max_num_seqs-help .wrong")
+    await expect(wrong).to_have_text("must be a whole number")
+    await assert_accessible(page)
+    await page.fill("#f-engine-max_num_seqs", "8")
+    await page.click("button:has-text('Show the script')")
+    settings = json.loads(await page.locator("#model-json").inner_text())
+    assert settings.items() >= {
+        "max_num_seqs": 8, "scheduling_policy": "priority", "enable_chunked_prefill": False,
+    }.items()  # fmt: skip
+    await expect(page.locator("#f-engine-max_num_seqs")).to_be_visible()
+    wide = """all => all.filter(one => one.getBoundingClientRect().right
+        > one.parentElement.getBoundingClientRect().right + 1).map(one => one.innerText)"""
+    assert await page.locator("#engine label").evaluate_all(wide) == []
 
 
 async def test_a_launch_is_followed_to_its_end_and_deleted(stack: Stack, page: Page) -> None:

@@ -12,7 +12,9 @@ from starlette.routing import Route
 
 from app.ui import launch_form
 from app.ui.api import Api, api_of, identifier, segment
+from app.ui.engine_fields import sections_of
 from app.ui.errors import Ignoring, RefusedError
+from app.ui.launch_form import Section
 from app.ui.render import fragment, page, refreshed, seconds, to_time
 from app.ui.sending import read_form, texts_of
 
@@ -82,6 +84,7 @@ async def _list(request: Request) -> dict[str, Any]:
 @dataclass
 class _Form:
     values: dict[str, str]
+    options: Sequence[Section]
     plan: dict[str, Any] | None = None
     dry_run: dict[str, Any] | None = None
     notice: str = ""
@@ -91,24 +94,40 @@ class _Form:
     def filled(self) -> set[str]:
         return {name for name, value in self.values.items() if value}
 
+    @property
+    def has_options(self) -> bool:
+        """True if a field of the engine's options is filled."""
+        return any(field.name in self.filled for part in self.options for field in part.fields)
+
+    def body(self) -> dict[str, Any]:
+        """The request of a launch."""
+        return launch_form.to_launch(self.values, self.options)
+
 
 async def new(request: Request) -> Response:
-    values = {name: request.query_params.get(name, "") for name in launch_form.NAMES}
-    return await _new_page(request, _Form(values))
+    return await _new_page(request, await _form(api_of(request), request.query_params))
+
+
+async def _form(api: Api, texts: Mapping[str, str]) -> _Form:
+    listing, profiles = await asyncio.gather(
+        api.get_cached("/launches/engine-options"), api.get_cached("/launches/profiles")
+    )
+    options = sections_of(listing, profiles)
+    names = [field.name for part in options for field in part.fields]
+    return _Form({name: texts.get(name, "") for name in (*launch_form.NAMES, *names)}, options)
 
 
 async def submit(request: Request) -> Response:
     """Do the pressed button's action: plan, take a row of the plan, show the script, launch."""
     texts = texts_of(await read_form(request))
-    shown = _Form({name: texts.get(name, "") for name in launch_form.NAMES})
     api, action = api_of(request), texts.get("do", "plan")
+    shown = await _form(api, texts)
     try:
         if action == "launch":
-            launch = await api.post("/launches", launch_form.to_launch(shown.values))
+            launch = await api.post("/launches", shown.body())
             return RedirectResponse(f"/launches/{segment(launch['id'])}", 303)
         if action == "script":
-            body = launch_form.to_launch(shown.values)
-            shown.dry_run = await api.post("/launches", body, {"dry_run": "true"})
+            shown.dry_run = await api.post("/launches", shown.body(), {"dry_run": "true"})
         else:
             await _plan(api, shown, action.removeprefix("pick:") if ":" in action else None)
     except RefusedError as error:
