@@ -33,8 +33,7 @@ set -e
 data=/var/lib/postgresql/18/docker
 if [ ! -s "$data/PG_VERSION" ]; then
     mkdir -p "$data"
-    echo "$POSTGRES_PASSWORD" > /tmp/password
-    initdb -D "$data" -U "$POSTGRES_USER" --pwfile=/tmp/password --auth=scram-sha-256
+    initdb -D "$data" -U "$POSTGRES_USER" --pwfile=<(echo "$POSTGRES_PASSWORD") --auth=scram-sha-256
     echo "host all all all scram-sha-256" >> "$data/pg_hba.conf"
     pg_ctl -D "$data" -w -o "-c listen_addresses= -k /run/postgresql" start
     PGPASSWORD=$POSTGRES_PASSWORD createdb -h /run/postgresql -U "$POSTGRES_USER" "$POSTGRES_DB"
