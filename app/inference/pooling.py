@@ -1,4 +1,4 @@
-"""Pooling models: they compute a vector of a text, or a score of two, and generate nothing."""
+"""Pooling models: they compute a vector of a text, or scores of documents for a query, and generate nothing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -10,7 +10,8 @@ Task = Literal["embed", "score"]
 MAX_DIMENSIONS = 65_536
 # Marks the stored parameters of a request to a pooling model, by its task.
 TASK = "task"
-QUERY, DOCUMENT = "query", "document"  # roles of the two texts of a score
+QUERY, DOCUMENT = "query", "document"  # roles of the texts of a score
+MAX_DOCUMENTS = 1_000  # of one query
 
 
 class _Parameters(BaseModel):
@@ -37,7 +38,7 @@ class EmbeddingParameters(_Parameters):
 
 
 class ScoreParameters(_Parameters):
-    """Parameters of a score."""
+    """Parameters of a score, or of several for one query."""
 
     raw: bool | None = None
     """True: the model's number itself. By default its activation maps it, mostly to 0..1."""

@@ -160,7 +160,7 @@ def build_request(
 def build_pooling_request(
     model: str, prompt: str, parameters: dict[str, Any], request_id: str
 ) -> pb.ModelInferRequest:
-    """The request that `model` compute the vector of `prompt`, or the score of its two texts."""
+    """The request that `model` compute the vector of `prompt`, or the scores of its texts."""
     parameters, prompt_ids = without_prompt_ids(parameters)
     content = prompt if prompt_ids is None else prompt_ids
     if parameters["task"] == "score":

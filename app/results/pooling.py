@@ -6,11 +6,11 @@ from typing import Any
 from app.core.errors import InvalidRequestError
 from app.inference.images import measure
 from app.inference.model_registry import Model, ModelRegistry
-from app.inference.pooling import DOCUMENT, QUERY, Task
+from app.inference.pooling import DOCUMENT, MAX_DOCUMENTS, QUERY, Task
 from app.queue.enqueue import Kind
 from app.results.drafts import SubmissionDraft, invalid, to_json
 from app.results.rendering import render
-from app.results.requests import SendOptions
+from app.results.requests import MAX_PROMPT_CHARACTERS, SendOptions
 from app.results.token_budget import fits
 
 _NAMES: dict[Task, str] = {"embed": "embeddings", "score": "scores"}
@@ -59,24 +59,39 @@ async def render_prompt(
     messages: list[dict[str, Any]],
     arguments: Mapping[str, Any] | None = None,
 ) -> str:
-    """Messages as the model reads them: by its template, or two texts to score.
+    """Messages as the model reads them: by its template, or texts to score.
 
     Raises InvalidRequestError.
     """
     if options.pooling is not None and measure(messages) is not None:
         raise invalid("messages", "embeddings and scores are of texts alone, without images")
     if options.score is not None:
-        return _pair(messages)
+        return _query_with_documents(messages)
     if (error := wrong_task(model, options)) is not None:
         raise error
     return await render(model, messages, arguments)
 
 
-def _pair(messages: Sequence[Mapping[str, Any]]) -> str:
-    """JSON text of a query and a document."""
-    if [one["role"] for one in messages] != [QUERY, DOCUMENT]:
-        raise invalid("messages", f"a score takes two: one of the role {QUERY}, then a {DOCUMENT}")
-    return to_json([one["content"] for one in messages])
+def _query_with_documents(messages: Sequence[Mapping[str, Any]]) -> str:
+    """JSON text of a query and its documents. Raises InvalidRequestError."""
+    roles = [one["role"] for one in messages]
+    count = len(roles) - 1
+    if count < 1 or roles != [QUERY] + [DOCUMENT] * count:
+        raise invalid(
+            "messages", f"scores take one of the role {QUERY}, then one or more of {DOCUMENT}"
+        )
+    if count > MAX_DOCUMENTS:
+        raise invalid("messages", f"{count:,} documents; a query may have {MAX_DOCUMENTS:,}")
+    texts = [one["content"] for one in messages]
+    # The model reads the query with each document.
+    characters = sum(map(len, texts)) + (count - 1) * len(texts[0])
+    if characters > MAX_PROMPT_CHARACTERS:
+        raise invalid(
+            "messages",
+            f"{characters:,} characters, with the query for each document; {MAX_PROMPT_CHARACTERS:,} "
+            "are allowed",
+        )
+    return to_json(texts)
 
 
 async def pooling_parameters(draft: SubmissionDraft) -> dict[str, Any]:
@@ -88,7 +103,7 @@ async def pooling_parameters(draft: SubmissionDraft) -> dict[str, Any]:
         raise invalid("model", "embeddings and scores take no LoRA adapter: name the model alone")
     if draft.options.score is not None:
         if draft.prompt is None:
-            raise invalid("content", f"a score takes messages: a {QUERY} and a {DOCUMENT}")
+            raise invalid("content", f"a score takes messages: a {QUERY}, then {DOCUMENT}s")
     elif not pooling.truncate:
         await _check_length(draft)
     if draft.token_ids is not None:

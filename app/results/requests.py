@@ -118,8 +118,8 @@ class SendOptions(_WithMetadata):
     )
     score: ScoreParameters | None = Field(
         None,
-        description="Compute the score of two messages with the roles `query` and `document`: a "
-        "result of the kind `score` (docs/embeddings.md).",
+        description="Compute the score of a message of the role `query` with each of the role "
+        "`document` behind it: a result of the kind `score` (docs/embeddings.md).",
     )
     priority: Priority = Field(
         0,

@@ -80,7 +80,7 @@ class ResultRow(NamedTuple):
         return len(self.logprobs or "") + len(self.prompt_logprobs or "") + vector
 
     def numbers(self) -> list[float]:
-        """The vector of an embedding, or the one number of a score."""
+        """The vector of an embedding, or the scores of a query's documents."""
         return list(map(float, memoryview(self.vector or b"").cast("f")))
 
     def token_logprobs(self) -> list[Any]:

@@ -35,6 +35,12 @@ def accepted_to_wire(result: NewResult, *, model_ready: bool) -> dict[str, Any]:
     return wire
 
 
+def _numbers_to_wire(kind: str, numbers: list[float]) -> dict[str, Any]:
+    if kind == "embedding":
+        return {"embedding": numbers}
+    return {"score": numbers[0]} if len(numbers) == 1 else {"scores": numbers}
+
+
 def result_to_wire(row: ResultRow, *, model_ready: bool) -> dict[str, Any]:
     created = created_at(row.id)
     started, cancelled, finished = row.started_at, row.cancel_requested_at, row.finished_at
@@ -43,8 +49,7 @@ def result_to_wire(row: ResultRow, *, model_ready: bool) -> dict[str, Any]:
     if row.kind == "generation":
         wire["result"] = row.output
     elif row.vector is not None:
-        numbers = row.numbers()
-        wire["result"] = {"score": numbers[0]} if row.kind == "score" else {"embedding": numbers}
+        wire["result"] = _numbers_to_wire(row.kind, row.numbers())
     elif row.output:
         wire["result"] = orjson.Fragment(row.output)
     if row.error_code is not None:

@@ -4,8 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from app.inference.images import IMAGES
 from app.inference.model_registry import Model
+from app.inference.pooling import task_of
 from app.queue.result_size import count_prompt_logprobs
 from app.queue.team_limits import Limits
 from app.results.drafts import SubmissionDraft, invalid
@@ -37,7 +40,17 @@ async def prompt_tokens(draft: SubmissionDraft) -> int:
     ids = draft.token_ids
     if ids is not None:
         return len(ids)
-    return await count_tokens(draft.model, draft.text) + draft.image_tokens
+    tokens = await count_tokens(draft.model, draft.text) + draft.image_tokens
+    if draft.options.score is not None and draft.prompt is not None:
+        tokens += await repeated_tokens(draft.model, draft.prompt)
+    return tokens
+
+
+async def repeated_tokens(model: Model, prompt: str) -> int:
+    """Tokens of the query of a score: the model reads it again with each document behind the first."""
+    query, *documents = orjson.loads(prompt)
+    repeated = len(documents) - 1
+    return repeated * await count_tokens(model, query) if repeated else 0
 
 
 async def scored_tokens(draft: SubmissionDraft) -> int:
@@ -50,6 +63,8 @@ async def retried_tokens(model: Model, text: str, parameters: Mapping[str, Any])
     ids = parameters.get("prompt_token_ids")
     images: int = parameters.get(IMAGES, {}).get("tokens", 0)
     tokens = await count_tokens(model, text) if ids is None else len(ids)
+    if text and task_of(parameters) == "score":
+        tokens += await repeated_tokens(model, text)
     most = await most_tokens(model, text, ids)
     return tokens + images, count_prompt_logprobs(parameters, most + images)
 

@@ -16,7 +16,7 @@ MAX_SHOWN_CHARACTERS = 100_000
 _OUTCOMES = {
     "attribution": "The documents that it found",
     "embedding": "A vector",
-    "score": "A score",
+    "score": "Scores of documents",
 }
 # Members that the API omits if they are empty.
 OPTIONAL: Mapping[str, Any] = {

@@ -57,8 +57,8 @@ class Result(Record, frozen=True):
     context_id: str | None = None
     model_version: int | None = None
     model_ready: bool | None = None
-    # The generated text without the prompt; an object for other kinds: {"embedding": [...]}, {"score": ...}, or
-    # the whole attribution.
+    # The generated text without the prompt; an object for other kinds: {"embedding": [...]}, {"score": ...},
+    # {"scores": [...]}, or the whole attribution.
     result: str | dict[str, Any] | None = None
     error: ResultError | None = None
     finish_reason: str | None = None
@@ -103,6 +103,13 @@ class Result(Record, frozen=True):
         if self.kind != "embedding" or not isinstance(self.result, dict):
             return None
         return self.result.get("embedding")
+
+    @property
+    def scores(self) -> list[float] | None:
+        """The scores of the documents in their order; None until it is completed, and for other kinds."""
+        if self.kind != "score" or not isinstance(self.result, dict):
+            return None
+        return self.result.get("scores") or [self.result["score"]]
 
     @property
     def has_ended(self) -> bool:

@@ -65,10 +65,12 @@ def test_pages_that_end_by_their_bytes_are_read_without_a_pause() -> None:
         ({"embedding": {}}, None),
         ({"order": "input", "embedding": {}}, 2_000),
         ({"order": "input", "embedding": {}, "window": 5}, 5),
+        ({"order": "input", "score": {}}, 10_000),
     ],
 )
 def test_the_window_bounds_the_memory(options: dict[str, Any], window: int | None) -> None:
-    starting = start_map(["a"], model="m", **options)
+    rows = ["a"] if "score" not in options else [{"query": "a", "documents": "b"}]
+    starting = start_map(rows, model="m", **options)
     next(starting)
     with pytest.raises(StopIteration) as ended:
         starting.send(reply({"id": "j", "state": "open"}))
@@ -92,3 +94,20 @@ def test_the_vector_of_a_row(kind: str, result: Any, vector: Any) -> None:
         msgspec.convert(ended(1, kind=kind, result=result), type=EndedRow)
     )
     assert (row.vector, row.text) == (vector, result if isinstance(result, str) else "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "scores"),
+    [
+        ("score", {"score": 0.5}, [0.5]),
+        ("score", {"scores": [0.5, 1.0]}, [0.5, 1.0]),
+        ("score", None, None),
+        ("embedding", {"score": 0.5}, None),
+        ("generation", "text", None),
+    ],
+)
+def test_the_scores_of_a_row(kind: str, result: Any, scores: Any) -> None:
+    row: Row[None] = Course("j", Progress(is_shown=False)).read(
+        msgspec.convert(ended(1, kind=kind, result=result), type=EndedRow)
+    )
+    assert row.scores == scores

@@ -116,6 +116,27 @@ async def test_scores_are_vllms_own(port: Service, pooling: Pooling) -> None:
     assert found == expected
 
 
+async def test_documents_of_one_query(port: Service, pooling: Pooling) -> None:
+    """One result of one request to Triton: the numbers of the pairs, and the sum of their tokens."""
+
+    async def score(*documents: str, **options: bool) -> dict[str, Any]:
+        texts = [{"role": "document", "content": one} for one in documents]
+        messages = [{"role": "query", "content": QUERY}, *texts]
+        body = {"model": "rank", "messages": messages, "score": options}
+        sent = (await port.client.post("/results/", json=body)).json()
+        return await read(port, sent["id"], wait=60)
+
+    result = await score(*DOCUMENTS)
+    assert result["result"]["scores"] == pytest.approx(pooling.expected["scores"], abs=1e-5)
+    body = {"model": "rank", "query": QUERY, "documents": DOCUMENTS}
+    pairs = (await port.client.post("/rerank", json=body)).json()["usage"]["total_tokens"]
+    assert result["usage"]["prompt_tokens"] == pairs
+    refused = await score(*DOCUMENTS, LONG)
+    assert (refused["state"], refused["error"]["code"]) == ("failed", "invalid_request")
+    cut = await score(*DOCUMENTS, LONG, truncate=True)
+    assert cut["result"]["scores"][:-1] == pytest.approx(result["result"]["scores"], abs=1e-5)
+
+
 async def test_rankings_in_each_shape(port: Service, pooling: Pooling) -> None:
     best = sorted(enumerate(pooling.expected["scores"]), key=lambda one: -one[1])
     order = [place for place, _ in best]

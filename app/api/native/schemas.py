@@ -58,8 +58,8 @@ class ResultRead(BaseModel):
     state: Literal["pending", "completed", "failed"]
     result: str | dict[str, Any] | None = Field(
         description="The generated text, without the prompt; for an attribution, the response of "
-        "/{index}/attribution; for an embedding `{embedding: [...]}`, for a score `{score: ...}` (all "
-        "three in lists only with `full`). Null once it is erased."
+        "/{index}/attribution; for an embedding `{embedding: [...]}`, for a score `{score: ...}`, with "
+        "several documents `{scores: [...]}` (all in lists only with `full`). Null once it is erased."
     )
     error: ErrorRead | None
     finish_reason: Literal["stop", "length", "error", "cancelled"] | None

@@ -124,7 +124,7 @@ results = sa.Table(
     sa.Column("logprobs", JSONB),
     # JSON: each token's own entry is the first one, and jsonb would sort them.
     sa.Column("prompt_logprobs", sa.Text),
-    # The numbers of an embedding, or the one of a score: little-endian float32.
+    # The numbers of an embedding, or the scores of documents: little-endian float32.
     sa.Column("vector", sa.LargeBinary),
     sa.Column("error_code", sa.String),
     sa.Column("error_message", sa.Text),

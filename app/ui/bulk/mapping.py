@@ -11,7 +11,7 @@ import orjson
 from app.ui.bulk.table import Row
 from app.ui.errors import EntryError
 
-CHAT, COMPLETION = "chat", "completion"
+CHAT, COMPLETION, SCORE = "chat", "completion", "score"
 MAX_ID = 255  # characters of a row's key
 MAX_TEMPLATE = 100_000  # characters
 MAX_TEXT = 2_000_000  # characters that a template makes of a row
@@ -20,6 +20,7 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _PROMPT_NAMES = (
     "prompt", "messages", "question", "input", "instruction", "text", "user", "content", "message",
 )  # fmt: skip
+_DOCUMENT_NAMES = ("documents", "passages", "document", "passage")
 _ID_NAMES = ("id", "custom_id", "key", "uuid")
 
 
@@ -133,9 +134,10 @@ def parse_template(text: str, columns: Collection[str], control: str) -> Templat
 class Mapping:
     """Roles of the columns. Numbers of a row's own cells take precedence over those for all rows."""
 
-    kind: str  # CHAT or COMPLETION
-    prompt: Template
+    kind: str  # CHAT, COMPLETION or SCORE
+    prompt: Template  # of a score: the query
     system: Template | None = None
+    documents: str | None = None  # their column
     id_column: str | None = None
     model: str | None = None
     model_column: str | None = None
@@ -158,6 +160,8 @@ class Mapping:
         request: dict[str, Any] = {"model": self._model(row)}
         if self.kind == CHAT:
             request["messages"] = self._messages(row)
+        elif self.kind == SCORE:
+            return request | {"messages": self._ranking(row), "score": {}}
         else:
             request["content"] = self._text(row)
         parameters: dict[str, int | float] = dict(self.values)
@@ -188,6 +192,17 @@ class Mapping:
             return before + messages
         return [*before, {"role": "user", "content": self._text(row)}]
 
+    def _ranking(self, row: Row) -> list[dict[str, str]]:
+        """The query, and its documents."""
+        assert self.documents is not None
+        texts = _listed(_value(row, self.documents))
+        if not texts or not all(isinstance(one, str) for one in texts):
+            raise RowError(f"“{self.documents}” must be a text or a list of texts.")
+        return [
+            {"role": "query", "content": self._text(row)},
+            *({"role": "document", "content": one} for one in texts),
+        ]
+
     def _text(self, row: Row) -> str:
         text = self.prompt.fill(row)
         if not text.strip():
@@ -208,8 +223,18 @@ def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping
         return name
 
     kind = form.get("kind", CHAT)
-    if kind not in (CHAT, COMPLETION):
-        raise EntryError("kind", f"Must be {CHAT} or {COMPLETION}.")
+    if kind not in (CHAT, COMPLETION, SCORE):
+        raise EntryError("kind", f"Must be {CHAT}, {COMPLETION} or {SCORE}.")
+    documents = column("documents")
+    if (documents is None) == (kind == SCORE):
+        words = (
+            "Choose the column with the documents." if kind == SCORE else "Only a score has them."
+        )
+        raise EntryError("documents", words)
+    values = _read_values(form)
+    columns_of = {name: found for name in PARAMETERS if (found := column(f"{name}_column"))}
+    if kind == SCORE and (given := [*values, *(f"{name}_column" for name in columns_of)]):
+        raise EntryError(given[0], "A score takes no parameters: leave it empty.")
     template, prompt = form.get("template", ""), column("prompt")
     if not template.strip() and prompt is None:
         raise EntryError("prompt", "Choose the column with the prompts, or write a template.")
@@ -227,13 +252,12 @@ def read_mapping(form: MappingOf[str, str], columns: Collection[str]) -> Mapping
         if template.strip()
         else Template([("", prompt)]),
         system=parse_template(system, columns, "system") if system.strip() else None,
+        documents=documents,
         id_column=column("id"),
         model=model or None,
         model_column=column("model_column"),
-        values=_read_values(form),
-        columns={
-            name: found for name in PARAMETERS if (found := column(f"{name}_column")) is not None
-        },
+        values=values,
+        columns=columns_of,
     )
 
 
@@ -259,6 +283,9 @@ def guess_form(columns: Sequence[str]) -> dict[str, str]:
     for name in ("system", "system_prompt"):
         if name in by_name:
             guess["system"] = "{" + by_name[name] + "}"
+    documents = next((by_name[name] for name in _DOCUMENT_NAMES if name in by_name), None)
+    if documents is not None and "query" in by_name:
+        return guess | {"kind": SCORE, "prompt": by_name["query"], "documents": documents}
     guess |= {f"{name}_column": by_name[name] for name in PARAMETERS if name in by_name}
     return {name: value for name, value in guess.items() if value}
 
@@ -273,6 +300,17 @@ def text_of(value: Any) -> str:
         return orjson.dumps(value).decode()
     except (TypeError, ValueError):  # orjson reads deeper nesting than it writes
         raise RowError("The row is nested too deep.") from None
+
+
+def _listed(value: Any) -> list[Any]:
+    """Documents: of JSON lines a list or a text; of a table's cell a JSON list of texts, or one text."""
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            found = orjson.loads(value)
+        except ValueError:
+            return [value]
+        return found if all(isinstance(one, str) for one in found) else [value]
+    return value if isinstance(value, list) else [value]
 
 
 def _value(row: Row, column: str) -> Any:

@@ -31,7 +31,7 @@ _CHUNK = 65_536  # bytes that are sent at once
 @dataclass(slots=True, frozen=True)
 class Answer:
     status: Status = "pending"
-    output: str = ""
+    output: Any = ""  # a text; of a score a number, or one of each document
     error_code: str = ""
     error_message: str = ""
     model: str = ""
@@ -62,7 +62,7 @@ def answer_of(row: Mapping[str, Any]) -> Answer:
     error, usage = result["error"] or {}, result["usage"] or {}
     return Answer(
         row["state"],
-        text_of(result["result"]),
+        _output_of(result),
         error.get("code", ""),
         error.get("message", ""),
         result["model_name"],
@@ -71,6 +71,13 @@ def answer_of(row: Mapping[str, Any]) -> Answer:
         usage.get("completion_tokens"),
         row["result_id"],
     )
+
+
+def _output_of(result: Mapping[str, Any]) -> Any:
+    output = result["result"]
+    if result.get("kind") != "score" or not output:
+        return text_of(output)
+    return output["scores"] if "scores" in output else output["score"]
 
 
 async def to_jsonl(rows: AsyncIterable[AnsweredRow]) -> AsyncGenerator[bytes, None]:
@@ -115,7 +122,7 @@ async def to_csv(
         error = ": ".join(filter(None, (answer.error_code, answer.error_message)))
         cells: list[Any] = [row.columns.get(column) for column in columns]
         cells += [
-            answer.output, answer.status, error, answer.model, answer.finish_reason,
+            text_of(answer.output), answer.status, error, answer.model, answer.finish_reason,
             answer.prompt_tokens, answer.completion_tokens, answer.result_id,
         ]  # fmt: skip
         writer.writerow([row.line, *(escape_formula(text_of(cell)) for cell in cells)])

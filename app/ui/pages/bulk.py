@@ -41,7 +41,7 @@ _UPLOAD_RETENTION_DAYS = 7
 _PAGE_SIZE = 50
 _MAX_BATCHES = 20  # that are shown
 _FORM_FIELDS = (
-    "kind", "prompt", "template", "system", "id", "model", "model_column", "skip",
+    "kind", "prompt", "template", "system", "documents", "id", "model", "model_column", "skip",
     *PARAMETERS, *(f"{name}_column" for name in PARAMETERS),
 )  # fmt: skip
 

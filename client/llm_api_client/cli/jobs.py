@@ -12,9 +12,11 @@ from llm_api_client.cli.arguments import (
 )
 from llm_api_client.cli.output import Output
 from llm_api_client.client import Client
+from llm_api_client.errors import ConfigurationError
 from llm_api_client.jobs.handles import Job
 from llm_api_client.jobs.output import line_of
 from llm_api_client.jobs.prompts import Template
+from llm_api_client.jobs.rankings import Ranking
 from llm_api_client.jobs.records import JobInfo
 
 
@@ -36,8 +38,7 @@ def add_commands(commands: Subparsers) -> None:
     mapping.add_argument("--priority", type=int, help="-100 to 100; default: -1")
     add_parameters(mapping)
     add_reuse(mapping)
-    embed = mapping.add_argument("--embed", action="store_true")
-    embed.help = "compute vectors of the rows; -p has their options, such as -p dimensions=256"
+    _add_tasks(mapping)
     mapping.set_defaults(run=_map)
     job = commands.add_parser("job", help="list jobs, or read, retry or cancel one")
     job.add_argument("id", nargs="?", help="none: list the jobs")
@@ -46,6 +47,22 @@ def add_commands(commands: Subparsers) -> None:
     action.add_argument("--cancel", action="store_true", help="cancel its pending rows")
     _add_reading(action, job)
     job.set_defaults(run=_job)
+
+
+def _add_tasks(mapping: argparse.ArgumentParser) -> None:
+    task = mapping.add_mutually_exclusive_group()
+    embed = task.add_argument("--embed", action="store_true")
+    embed.help = "compute vectors of the rows; -p has their options, such as -p dimensions=256"
+    score = task.add_argument("--score", action="store_true")
+    score.help = (
+        "compute scores of documents for a query; -p has their options, such as -p raw=true"
+    )
+    query = mapping.add_argument("--query", metavar="TEXT")
+    query.help = "with {column}, for --score; default: the column query"
+    documents = mapping.add_argument("--documents", metavar="TEXT")
+    documents.help = (
+        "with {column}, of which one alone may have a list; default: the column documents"
+    )
 
 
 def _add_reading(action: argparse._MutuallyExclusiveGroup, job: argparse.ArgumentParser) -> None:
@@ -60,8 +77,9 @@ def _map(client: Client, arguments: Arguments, output: Output) -> int:
         _template(arguments),
         model=model_of(client, arguments.model),
         key=arguments.key,
-        parameters=None if arguments.embed else given,
+        parameters=None if arguments.embed or arguments.score else given,
         embedding=given if arguments.embed else None,
+        score=given if arguments.score else None,
         name=arguments.name,
         out=arguments.out,
         priority=arguments.priority,
@@ -71,8 +89,16 @@ def _map(client: Client, arguments: Arguments, output: Output) -> int:
     return _read(job, output, prints=arguments.out is None)
 
 
-def _template(arguments: Arguments) -> Template:
+def _template(arguments: Arguments) -> Template | Ranking:
     text: str | None = arguments.prompt_template
+    columns = {"query": arguments.query, "documents": arguments.documents}
+    given = {name: value for name, value in columns.items() if value is not None}
+    if arguments.score:
+        if text is not None or arguments.system is not None:
+            raise ConfigurationError("--score takes --query and --documents, not a prompt.")
+        return {"query": "{query}", "documents": "{documents}"} | given
+    if given:
+        raise ConfigurationError("Only --score takes --query and --documents.")
     if arguments.system is None:
         return text
     system = {"role": "system", "content": arguments.system}

@@ -216,6 +216,7 @@ class Course(Generic[Value]):
             key=row.key,
             text=result.text,
             vector=result.vector,
+            scores=result.scores,
             value=value,
             error=error,
             result=result,

@@ -37,6 +37,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     completion_tokens: int | None = None
     error: ResultError | None = None
     vector: list[float] | None = None
+    scores: list[float] | None = None
 
 
 class _Keyed(msgspec.Struct):
@@ -59,6 +60,7 @@ def line_of(row: Row[Any]) -> Line:
         row.key, row.text, row.place, result.id if result else None,
         result.model_name if result else None, result.finish_reason if result else None,
         usage.prompt_tokens if usage else None, usage.completion_tokens if usage else None, row.error, row.vector,
+        row.scores,
     )  # fmt: skip
 
 

@@ -46,15 +46,15 @@ def parquet_rows(path: Path) -> Iterator[Any]:
 
 
 def write_parquet(lines: Path, path: Path) -> None:
-    """Write the lines of a file of answers as a Parquet file, at once; of embeddings with a column `vector`."""
+    """Write the lines of a file of answers as a Parquet file, at once; with a column for vectors or scores."""
     import pyarrow as arrow
 
     fields = [(name, arrow.string()) for name in _TEXTS] + [
         (name, arrow.int64()) for name in _NUMBERS
     ]
     group_rows = _GROUP_ROWS
-    if _has_vectors(lines):
-        fields.append(("vector", arrow.list_(arrow.float32())))
+    for name in _members(lines) & {"vector", "scores"}:
+        fields.append((name, arrow.list_(arrow.float32())))
         group_rows = _VECTOR_GROUP_ROWS
     schema = arrow.schema(fields)
     new = path.with_name(path.name + ".new")
@@ -64,7 +64,7 @@ def write_parquet(lines: Path, path: Path) -> None:
     new.replace(path)
 
 
-def _has_vectors(lines: Path) -> bool:
+def _members(lines: Path) -> set[str]:
     with lines.open("rb") as file:
         first = file.readline()
-    return bool(first) and "vector" in msgspec.json.decode(first)
+    return set(msgspec.json.decode(first)) if first else set()

@@ -15,7 +15,7 @@ class RowError(Exception):
     """A row that cannot be sent; the message gives the reason."""
 
 
-def compile_prompt(template: Template) -> Fill:
+def compile_prompt(template: Template | Mapping[str, str]) -> Fill:
     """The function that makes the prompt of a row.
 
     Args:
@@ -29,13 +29,16 @@ def compile_prompt(template: Template) -> Fill:
         return _itself
     if callable(template):
         return _checked(template)
+    if isinstance(template, Mapping):
+        raise ConfigurationError("Only with score=, the prompt is a mapping.")
     if isinstance(template, str):
-        return _compile_text(template)
-    parts = [(dict(message), _compile_text(message["content"])) for message in template]
+        return compile_text(template)
+    parts = [(dict(message), compile_text(message["content"])) for message in template]
     return lambda row: [{**message, "content": fill(row)} for message, fill in parts]
 
 
-def _compile_text(template: str) -> Callable[[Any], str]:
+def compile_text(template: str) -> Callable[[Any], str]:
+    """The function that makes the text of a row. Raises ConfigurationError."""
     try:
         parsed = list(string.Formatter().parse(template))
     except ValueError as error:

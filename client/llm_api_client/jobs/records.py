@@ -113,6 +113,7 @@ class Row(msgspec.Struct, Generic[Value], frozen=True, kw_only=True):
         key: the row's key in its job.
         text: the generated text; of a failed row the text so far.
         vector: the vector, with `embedding`; otherwise None.
+        scores: of the documents in their order, with `score`; otherwise None.
         value: the text as an object of `structured`, otherwise None.
         error: the reason, if there is no answer: an error of the service (docs/errors.md), or
             `invalid_row`, `duplicate_key`, `invalid_output`, `result_deleted`.
@@ -124,6 +125,7 @@ class Row(msgspec.Struct, Generic[Value], frozen=True, kw_only=True):
     key: str
     text: str = ""
     vector: list[float] | None = None
+    scores: list[float] | None = None
     value: Value | None = None
     error: ResultError | None = None
     result: Result | None = None

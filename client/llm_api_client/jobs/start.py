@@ -12,6 +12,7 @@ from llm_api_client.jobs.ordering import Ordering
 from llm_api_client.jobs.output import AnswerFile
 from llm_api_client.jobs.progress import Progress
 from llm_api_client.jobs.prompts import Template, compile_prompt
+from llm_api_client.jobs.rankings import Ranking, compile_ranking
 from llm_api_client.jobs.records import Value
 from llm_api_client.jobs.sources import open_source
 from llm_api_client.jobs.structured import parser_of, schema_of
@@ -24,12 +25,13 @@ _WINDOW, _VECTOR_WINDOW = 10_000, 2_000
 
 def start_map(
     rows: Any,
-    prompt: Template = None,
+    prompt: Template | Ranking = None,
     *,
     model: str,
     key: KeyOf = None,
     parameters: Mapping[str, Any] | None = None,
     embedding: Mapping[str, Any] | None = None,
+    score: Mapping[str, Any] | None = None,
     name: str | None = None,
     structured: type[Value] | None = None,
     order: Literal["completed", "input"] = "completed",
@@ -51,12 +53,16 @@ def start_map(
         rows: an iterable of mappings or texts; a data frame of pandas or polars; a data set of Hugging Face;
             the path of a JSONL, CSV, TSV or Parquet file.
         prompt: a text with `{column}` in braces, chat messages with such texts, or a function of the row.
-            None: the rows are texts or lists of messages.
+            None: the rows are texts or lists of messages. With `score`: a mapping of `query` and
+            `documents`, both templates; `{column}` alone may have a list of documents. A function
+            returns such a mapping of texts. None: these are the names of the columns.
         model: the model's name.
         key: the column, or a function of the row, that names each row; default: its number.
         parameters: of sampling, such as `max_tokens`.
         embedding: compute the vector of each row instead of a text (`Row.vector`), with these options, such
             as `dimensions`; {} for none.
+        score: compute the scores of each row's documents for its query instead of a text
+            (`Row.scores`), with these options, such as `raw`; {} for none.
         name: of the job; the same name continues the same job. Default: derived from the model, the
             prompts of the first thousand rows, and the size of the data.
         structured: a pydantic model or a msgspec type: the answers are JSON of its schema, and `Row.value`
@@ -84,10 +90,11 @@ def start_map(
             )
         output = AnswerFile(out)
     source = open_source(rows)
-    options = {"model": model, **_task(parameters, embedding, structured)}
+    options = {"model": model, **_task(parameters, embedding, score, structured)}
     if reuse is not None:
         options["reuse"] = reuse
-    batcher = Batcher(source, compile_prompt(prompt), key, options, keeps_input=order == "input")
+    fill = compile_ranking(prompt) if score is not None else compile_prompt(prompt)
+    batcher = Batcher(source, fill, key, options, keeps_input=order == "input")
     batches = iter(batcher)
     first = next(batches, None)
     _check(first)
@@ -114,15 +121,21 @@ def start_map(
 def _task(
     parameters: Mapping[str, Any] | None,
     embedding: Mapping[str, Any] | None,
+    score: Mapping[str, Any] | None,
     structured: type[Any] | None,
 ) -> dict[str, Any]:
     """The members of a request that name what the model computes."""
-    if embedding is not None:
+    given = {"embedding": embedding, "score": score}
+    pooling = {name: dict(options) for name, options in given.items() if options is not None}
+    if len(pooling) > 1:
+        raise ConfigurationError("Give embedding= or score=, not both.")
+    if pooling:
         if parameters or structured is not None:
             raise ConfigurationError(
-                "A vector is no text: leave out parameters= and structured= with embedding=."
+                "Vectors and scores are no texts: leave out parameters= and structured= with "
+                "embedding= or score=."
             )
-        return {"embedding": dict(embedding)}
+        return dict(pooling)
     sampling = dict(parameters or {})
     if structured is not None:
         sampling["structured_outputs"] = {"json": schema_of(structured)}

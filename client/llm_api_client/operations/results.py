@@ -57,6 +57,7 @@ def send(
     webhook_url: str | None = None,
     attribute: str | Mapping[str, Any] | None = None,
     embedding: Mapping[str, Any] | None = None,
+    score: Mapping[str, Any] | None = None,
     retain_seconds: float | None = None,
     continue_lost_attempts: bool | None = None,
     reuse: bool | None = None,
@@ -77,6 +78,8 @@ def send(
         attribute: an index's name, or its options: the completed text is attributed to that corpus.
         embedding: compute the vector of the prompt instead of a text (`Result.vector`), with these options,
             such as `dimensions`; {} for none. It takes the place of `parameters`.
+        score: compute the scores of messages of the role `document` for the one of the role `query` before
+            them (`Result.scores`), with these options, such as `raw`; {} for none.
         retain_seconds: delete the result so long after its end.
         continue_lost_attempts: False: an attempt after a lost one starts over.
         reuse: True: a completed result of an equal request answers it, if there is one
@@ -93,7 +96,8 @@ def send(
     options = {
         "model": model, "parameters": parameters, "context_id": context_id, "metadata": metadata,
         "priority": priority, "deadline_seconds": deadline_seconds, "webhook_url": webhook_url,
-        "attribute": attribute, "embedding": embedding, "retain_seconds": retain_seconds,
+        "attribute": attribute, "embedding": embedding, "score": score,
+        "retain_seconds": retain_seconds,
         "continue_lost_attempts": continue_lost_attempts, "reuse": reuse,
     }  # fmt: skip
     body = request_of(prompt, options)

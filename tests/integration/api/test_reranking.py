@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import asyncpg
+import httpx
 import pytest
 
 from app.cli.up.triton import EmbeddedTriton
@@ -124,6 +125,64 @@ async def test_each_pair_is_a_result(service: Service, connection: asyncpg.Conne
     assert raw["result"]["score"] == pytest.approx(10 * SCORES[0])
     retried = (await service.client.post(f"/results/{raw['id']}/retry")).json()
     assert (await read(service, retried["id"], wait=30))["result"] == raw["result"]
+
+
+RANKING = [PAIR[0], *({"role": "document", "content": one} for one in DOCUMENTS)]
+
+
+async def test_a_query_with_its_documents_is_one_result(service: Service) -> None:
+    async def scored(path: str, body: Any) -> Any:
+        sent = await service.client.post(path, json=body)
+        return await read(service, sent.json()["id"], wait=30)
+
+    body: dict[str, Any] = {"model": "ranking", "messages": RANKING, "score": {"raw": True}}
+    sent = await scored("/results/", body)
+    assert (sent["kind"], sent["state"]) == ("score", "completed")
+    assert sent["result"] == {"scores": pytest.approx([10 * one for one in SCORES])}
+    assert sent["usage"]["prompt_tokens"] == 3 + sum(len(one.split()) for one in DOCUMENTS)
+    path = f"/models/send/ranking/{sent['context_id']}"
+    again = await scored(path, {"score": {}})
+    assert again["result"] == {"scores": pytest.approx(SCORES)}
+    assert (await scored(f"/results/{sent['id']}/retry", {}))["result"] == sent["result"]
+    most = await scored("/results/", body | {"messages": [PAIR[0]] + [PAIR[1]] * 1000})
+    assert most["result"]["scores"] == pytest.approx([10 * SCORES[0]] * 1000)
+
+
+async def test_documents_are_bounded(service: Service) -> None:
+    body: dict[str, Any] = {"model": "ranking", "score": {}}
+    long = {"role": "query", "content": "x" * 2000}
+    for messages, words in (
+        ([PAIR[0]] + [PAIR[1]] * 1001, "1,001 documents"),
+        ([long] + [PAIR[1]] * 1000, "2,010,000 characters"),
+        ([PAIR[0], PAIR[1], PAIR[0]], "one or more"),
+    ):
+        sent = await service.client.post("/results/", json=body | {"messages": messages})
+        assert_problem(sent, 422, "invalid_request", "messages")
+        assert words in sent.json()["detail"]
+
+
+@pytest.mark.parametrize("is_retried", [False, True])
+async def test_each_document_counts_its_query(service: Service, is_retried: bool) -> None:
+    """150 tokens by their bytes, but the model reads the query 50 times."""
+    limits = service.services.limits
+
+    async def send(documents: int) -> httpx.Response:
+        query = {"role": "query", "content": "x" * 400}
+        messages = [query, *[{"role": "document", "content": "y"}] * documents]
+        body = {"model": "ranking", "score": {}, "messages": messages}
+        return await service.client.post("/results/", json=body)
+
+    path = f"/results/{(await send(50)).json()['id']}/retry"
+    await limits.set("default", "ranking", {"tokens_per_minute": 3000})
+
+    async def is_known() -> bool:
+        return limits.of("default", "ranking").tokens_per_minute == 3000
+
+    await until(is_known)
+    # The budget of a whole minute admits any request.
+    first = await service.client.post(path) if is_retried else await send(50)
+    assert first.status_code == 202, first.text
+    assert_problem(await send(1), 429, "limit_reached")
 
 
 async def test_pairs_are_erased(service: Service, connection: asyncpg.Connection) -> None:

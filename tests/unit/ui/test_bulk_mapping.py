@@ -11,6 +11,7 @@ from app.ui.bulk.mapping import (
     CHAT,
     COMPLETION,
     PARAMETERS,
+    SCORE,
     RowError,
     guess_form,
     parse_template,
@@ -62,6 +63,37 @@ def test_everything_mapped() -> None:
     )
 
 
+RANKING = {"kind": SCORE, "prompt": "topic", "documents": "extra"}
+
+
+@pytest.mark.parametrize(
+    ("cell", "documents"),
+    [
+        (["a", "b"], ["a", "b"]),
+        ("a", ["a"]),
+        ('["a", "b"]', ["a", "b"]),
+        ("[a]", ["[a]"]),
+        ("[1]", ["[1]"]),
+    ],
+)
+def test_a_query_with_its_documents(cell: Any, documents: list[str]) -> None:
+    _, made = request(RANKING, Row(1, {"topic": "sums", "extra": cell}))
+    assert made == {
+        "model": "m",
+        "messages": [
+            {"role": "query", "content": "sums"},
+            *({"role": "document", "content": one} for one in documents),
+        ],
+        "score": {},
+    }
+
+
+@pytest.mark.parametrize("cell", [None, [], "[]", [1], 5, {"a": "b"}])
+def test_rows_without_documents(cell: Any) -> None:
+    with pytest.raises(RowError, match="must be a text or a list of texts"):
+        request(RANKING, Row(1, {"topic": "sums", "extra": cell}))
+
+
 def test_each_row_names_a_model_if_there_is_none_for_all() -> None:
     form = {"model": "", "model_column": "extra", "prompt": "topic"}
     row = Row(1, {"topic": "x", "extra": " own "})
@@ -99,6 +131,11 @@ def test_templates_keep_every_text(text: str, column: str) -> None:
         ({"prompt": "topic", "id": "x"}, "id", "no column"),
         ({"prompt": "topic", "kind": "x"}, "kind", "Must be"),
         ({"prompt": "topic", "kind": COMPLETION, "system": "x"}, "system", "Only a chat"),
+        (RANKING | {"documents": ""}, "documents", "Choose the column"),
+        (RANKING | {"documents": "x"}, "documents", "no column"),
+        (RANKING | {"kind": CHAT}, "documents", "Only a score"),
+        (RANKING | {"max_tokens": "5"}, "max_tokens", "no parameters"),
+        (RANKING | {"seed_column": "lines"}, "seed_column", "no parameters"),
         ({"prompt": "topic", "max_tokens": "1.5"}, "max_tokens", "a whole number, not “1.5”"),
         ({"prompt": "topic", "max_tokens": "0"}, "max_tokens", "from 1 to 1,000,000, not 0"),
         ({"prompt": "topic", "temperature": "0,5"}, "temperature", "with a point: 0.5"),
@@ -154,6 +191,8 @@ def test_guesses() -> None:
     }
     assert guess_form(["anything"]) == {"prompt": "anything"}
     assert guess_form(["a", "b"]) == {}
+    ranking = {"kind": SCORE, "prompt": "query", "documents": "passages"}
+    assert guess_form(["query", "passages", "seed"]) == ranking
 
 
 def test_a_template_makes_no_endless_text() -> None:

@@ -38,6 +38,9 @@ def test_answers_of_rows() -> None:
     assert answer_of(failed) == Answer("failed", "", "c", "m", "demo", result_id="r")
     structured = row("completed", result={"documents": []})
     assert answer_of(structured).output == '{"documents":[]}'
+    scores = (({"score": 0.5}, 0.5), ({"scores": [0.5, 1.0]}, [0.5, 1.0]), (None, ""))
+    for result, output in scores:
+        assert answer_of(row("completed", kind="score", result=result)).output == output
     assert answer_of(row("pending", finish_reason=None)).status == "pending"
     assert answer_of(row(None)) == Answer()
     deleted = answer_of(row("completed"))

@@ -47,12 +47,12 @@ Continuation. With `return_token_ids` each response has the ids of its new outpu
 
   repetition_penalty does not prevent it: it treats prompt and output alike.
 
-Pooling. A model with `"runner": "pooling"` in its model.json computes vectors of texts, or scores of pairs,
+Pooling. A model with `"runner": "pooling"` in its model.json computes vectors of texts, or scores of documents,
 and refuses generations; a refusal still runs one token, so that health checks by generations work. The input
 `pooling_request` is JSON, `{"input": ..., "parameters": {"task": ..., ...}}`:
 
 - task `embed`: `input` is a text or its token ids; `dimensions`, `normalize` (false: as pooled), `truncate`
-- task `score`: `input` is a query and a document; `raw` (true: without the activation), `truncate`
+- task `score`: `input` is a query and its documents, with a number for each; `raw` (true: without the activation), `truncate`
 
 The one response has the numbers as `vector`, num_input_tokens and finish_reason.
 

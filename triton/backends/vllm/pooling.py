@@ -1,7 +1,8 @@
-"""Requests to a pooling model: the vector of a text, or the score of a query and a document."""
+"""Requests to a pooling model: the vector of a text, or the scores of documents for a query."""
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,9 +22,9 @@ _MAX_ID = 2**31
 
 @dataclass(frozen=True)
 class PoolingRequest:
-    """A text, its token ids, or a query and a document."""
+    """A text, its token ids, or a query and its documents."""
 
-    content: str | list[int] | tuple[str, str]
+    content: str | list[int] | tuple[str, ...]
     parameters: PoolingParams
     truncates: bool  # what exceeds the model's length; otherwise it is refused
 
@@ -53,7 +54,7 @@ def read_pooling_request(encoded: bytes) -> PoolingRequest:
         dimensions=dimensions,
         use_activation=False if is_plain else None,
     )
-    content = _read_pair(given["input"]) if is_score else _read_text(given["input"])
+    content = _read_documents(given["input"]) if is_score else _read_text(given["input"])
     return PoolingRequest(content, pooling, parameters.get("truncate") is True)
 
 
@@ -66,10 +67,11 @@ def _read_text(value: Any) -> str | list[int]:
     raise RefusedError("input must be a text, or a list of token ids")
 
 
-def _read_pair(value: Any) -> tuple[str, str]:
-    if isinstance(value, list) and [type(one) for one in value] == [str, str]:
-        return value[0], value[1]
-    raise RefusedError("input must be a query and a document")
+def _read_documents(value: Any) -> tuple[str, ...]:
+    is_list = isinstance(value, list) and len(value) > 1
+    if is_list and all(type(one) is str for one in value):
+        return tuple(value)
+    raise RefusedError("input must be a query and its documents")
 
 
 class PoolingRequests:
@@ -80,9 +82,22 @@ class PoolingRequests:
         self.host = requests.host
 
     async def run(self, request: PoolingRequest) -> Any:
-        """The response with the vector. Raises RefusedError."""
+        """The response with the numbers. Raises RefusedError."""
         await self.check_task(request)
-        prompt, parameters = await self.render(request)
+        rendered = await self.render(request)
+        lengths = [self.checked_length(prompt) for prompt, _ in rendered]
+        self.requests.metrics.prompt_tokens += sum(lengths)
+        vectors = await all_of([self.compute(*one) for one in rendered])
+        return pb_utils.InferenceResponse(
+            output_tensors=[
+                pb_utils.Tensor("vector", np.concatenate(vectors)),
+                strings("finish_reason", ["stop"]),
+                numbers("num_input_tokens", [sum(lengths)], np.uint32),
+            ]
+        )
+
+    def checked_length(self, prompt: dict[str, Any]) -> int:
+        """The number of tokens. Raises RefusedError."""
         ids = prompt["prompt_token_ids"]
         limit = self.host.max_model_len
         if len(ids) > limit:
@@ -91,17 +106,13 @@ class PoolingRequests:
             )
         if max(ids) >= self.host.config.model_config.get_vocab_size():
             raise RefusedError(f"token id {max(ids)} is out of vocabulary")
-        self.requests.metrics.prompt_tokens += len(ids)
+        return len(ids)
+
+    async def compute(self, prompt: dict[str, Any], parameters: PoolingParams) -> np.ndarray:
         vector = await last_of(self.host.engine.encode(prompt, parameters, self.requests.next_id()))
         if parameters.task == "classify" and vector.size != 1:
             raise RefusedError(f"the model has {vector.size} labels: a score needs a model of one")
-        return pb_utils.InferenceResponse(
-            output_tensors=[
-                pb_utils.Tensor("vector", vector),
-                strings("finish_reason", ["stop"]),
-                numbers("num_input_tokens", [len(ids)], np.uint32),
-            ]
-        )
+        return vector
 
     async def check_task(self, request: PoolingRequest) -> None:
         name = self.requests.model_name
@@ -113,20 +124,24 @@ class PoolingRequests:
             computes = {"embed": "embeddings", "classify": "scores"}.get(str(task), str(task))
             raise RefusedError(f"task: model {name} computes {computes}")
 
-    async def render(self, request: PoolingRequest) -> tuple[dict[str, Any], PoolingParams]:
-        """The tokenized prompt, and the parameters with the place where a document begins."""
+    async def render(self, request: PoolingRequest) -> list[tuple[dict[str, Any], PoolingParams]]:
+        """The tokenized prompts, each with the parameters that name where its document begins."""
         renderer, config = self.host.engine.renderer, self.host.config.model_config
         tokens = renderer.default_cmpl_tok_params
         if request.truncates:
             tokens = tokens.with_kwargs(truncate_prompt_tokens=-1)
         if isinstance(request.content, tuple):
-            return await self.render_pair(*request.content, request.parameters, tokens)
+            query, *documents = request.content
+            return [
+                await self.render_pair(query, one, request.parameters.clone(), tokens)
+                for one in documents
+            ]
         if isinstance(request.content, str):
             prompt: dict[str, Any] = {"prompt": request.content}
         else:
             prompt = {"prompt_token_ids": request.content}
         (rendered,) = await renderer.render_cmpl_async([parse_model_prompt(config, prompt)], tokens)
-        return rendered, request.parameters
+        return [(rendered, request.parameters)]
 
     async def render_pair(
         self, query: str, document: str, parameters: PoolingParams, tokens: TokenizeParams
@@ -156,6 +171,17 @@ class PoolingRequests:
 
         engine = self.host.engine
         return CrossEncoderIOProcessor(self.host.config, engine.renderer, ChatTemplateConfig())
+
+
+async def all_of(works: Sequence[Coroutine[Any, Any, np.ndarray]]) -> list[np.ndarray]:
+    """All results in their order. If one fails, or this is cancelled, the engine aborts the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def last_of(outputs: AsyncGenerator[PoolingRequestOutput]) -> np.ndarray:

@@ -10,9 +10,10 @@ _RAW = 10  # times as large
 
 
 def compute(content: Any, parameters: dict[str, Any]) -> list[float]:
-    """The vector of a text or of token ids, or the score of a query and a document."""
+    """The vector of a text or of token ids, or the scores of a query's documents."""
     if parameters["task"] == "score":
-        numbers = [score(*content)]
+        query, *documents = content
+        numbers = [score(query, one) for one in documents]
     else:
         text = content if isinstance(content, str) else " ".join(map(str, content))
         numbers = vector(text, parameters)
