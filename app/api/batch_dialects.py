@@ -7,6 +7,7 @@ from app.auth.principal import Principal
 from app.batches.dialect import BatchDialect, BatchServices, LineRequest
 from app.batches.rows import MESSAGES
 from app.core.errors import ServiceError
+from app.results.image_urls import refuse_urls
 
 
 class BatchDialects:
@@ -17,7 +18,10 @@ class BatchDialects:
         self._openai = OpenAIBatches(services)
 
     async def read(self, principal: Principal, endpoint: str, body: bytes) -> LineRequest:
-        return await self._of(endpoint).read(principal, endpoint, body)
+        request = await self._of(endpoint).read(principal, endpoint, body)
+        for prompt in request.group.prompts:
+            refuse_urls(prompt.messages, "a batch")
+        return request
 
     def refuse(self, endpoint: str, error: ServiceError) -> tuple[int, object]:
         return self._of(endpoint).refuse(endpoint, error)

@@ -37,6 +37,7 @@ from app.queue.position import QueuePositions
 from app.queue.team_limits import TeamLimits
 from app.results.contexts import ContextStore
 from app.results.export import ResultExport
+from app.results.image_urls import ImageUrls
 from app.results.indexer import ResultIndexer
 from app.results.jobs.progress import JobKeeper
 from app.results.jobs.results import JobResults
@@ -96,6 +97,7 @@ class Services:
             file=settings.indexes_file,
         )
         self.api_process = ApiProcess(database)
+        self.images = ImageUrls(settings)
         self.submissions = Submissions(
             Preparation(
                 settings,
@@ -106,6 +108,7 @@ class Services:
                 self.retention,
                 self.admission,
                 self.api_process.id,
+                self.images,
             ),
             self.contexts,
             self.results,
@@ -153,7 +156,8 @@ async def open_services(settings: Settings, name: str) -> AsyncIterator[Services
         services.limits.subscribe(services.listener)
         services.budgets.subscribe(services.listener)
         server_pool.subscribe(services.listener)
-        yield services
+        async with services.images:
+            yield services
 
 
 def new_worker(services: Services) -> Worker:

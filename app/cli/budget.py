@@ -8,7 +8,7 @@ from app.cli.arguments import add_command, add_subcommands
 from app.cli.database import store_command
 from app.cli.table import write_table
 from app.core.settings import Settings
-from app.core.url_guard import url_fault
+from app.core.url_guard import url_fault, webhook_rules
 from app.queue.budgets import WHOLE_TEAM
 from app.results.usage.spending import THRESHOLDS, Budget, Spending
 
@@ -78,7 +78,8 @@ def _set(options: argparse.Namespace) -> int:
         sys.stderr.write("name at least one bound, such as --tokens 1000000\n")
         return 2
     if options.webhook is not None:
-        fault = url_fault(options.webhook, allow_private=Settings().webhook_allow_private)
+        rules = webhook_rules(allow_private=Settings().webhook_allow_private)
+        fault = url_fault(options.webhook, rules)
         if fault:
             sys.stderr.write(f"--webhook: {fault}\n")
             return 2

@@ -1,6 +1,6 @@
-"""Guard against server-side request forgery (SSRF) by webhook URLs.
+"""Guard against server-side request forgery (SSRF) by URLs of clients: webhooks, images.
 
-The API checks a URL when it accepts it; the sender resolves its name once, checks every address, and
+The API checks a URL when it accepts it; the caller resolves its name once, checks every address, and
 connects to a checked address, so that a name which resolves differently a moment later is harmless.
 """
 
@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
@@ -29,14 +30,28 @@ _NOT_PUBLIC = tuple(
     for network in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20")
 )
 _NAT64 = ip_network("64:ff9b::/96")
-_PERMIT = "LLM_WEBHOOK_ALLOW_PRIVATE=true permits it"
 
 
 class RefusedTargetError(Exception):
-    """Forbidden receiver; the message names the reason."""
+    """Forbidden target; the message names the reason."""
 
 
-def url_fault(url: str, *, allow_private: bool) -> str | None:
+@dataclass(slots=True, frozen=True)
+class UrlRules:
+    """Targets of one kind of URL; `permit` is the setting that allows private ones."""
+
+    allow_private: bool
+    permit: str
+
+    def private(self, fault: str) -> str:
+        return f"{fault}; {self.permit} permits it"
+
+
+def webhook_rules(*, allow_private: bool) -> UrlRules:
+    return UrlRules(allow_private, "LLM_WEBHOOK_ALLOW_PRIVATE=true")
+
+
+def url_fault(url: str, rules: UrlRules) -> str | None:
     """Describe the fault of a URL, checked without DNS; None if it has none."""
     try:
         parsed = httpx.URL(url)
@@ -45,25 +60,23 @@ def url_fault(url: str, *, allow_private: bool) -> str | None:
     if parsed.scheme not in _PORTS:
         return "must begin with http:// or https://"
     if parsed.userinfo:
-        return "must not hold a user or a password; the signature identifies the caller"
+        return "must not hold a user or a password"
     if not 0 < _port_of(parsed) <= _MAX_PORT:
         return f"the port must be 1 to {_MAX_PORT}"
     host = _host_of(parsed)
     literal = _to_literal(host)
     if "%" in host or (literal is None and not _NAME.fullmatch(host)):
         return "has no valid host"
-    if allow_private:
+    if rules.allow_private:
         return None
     if host == "localhost" or host.endswith(".localhost"):
-        return f"{host} is this machine itself; {_PERMIT}"
+        return rules.private(f"{host} is this machine itself")
     if literal is not None and not is_public(literal):
-        return f"{literal} is not a public address; {_PERMIT}"
+        return rules.private(f"{literal} is not a public address")
     return None
 
 
-async def resolve(
-    url: httpx.URL, lookup: Lookup, executor: Executor, *, allow_private: bool
-) -> list[str]:
+async def resolve(url: httpx.URL, lookup: Lookup, executor: Executor, rules: UrlRules) -> list[str]:
     """Resolve the checked addresses to call, in order.
 
     Raises RefusedTargetError if one of them is forbidden, and OSError if the name is unknown.
@@ -75,8 +88,8 @@ async def resolve(
     )
     addresses = list(dict.fromkeys(str(row[-1][0]) for row in found))
     for address in addresses:
-        if not allow_private and not is_public(ip_address(address)):
-            raise RefusedTargetError(f"{host} is {address}, not a public address; {_PERMIT}")
+        if not rules.allow_private and not is_public(ip_address(address)):
+            raise RefusedTargetError(rules.private(f"{host} is {address}, not a public address"))
     return addresses[:_MAX_ADDRESSES]
 
 

@@ -14,9 +14,10 @@ from app.core.errors import InvalidRequestError
 
 MAX_MESSAGE_IMAGES = 64  # of one message, before the setting of a whole request
 _MAX_CHARACTERS = 100_000_000  # no body is larger
+_MAX_URL = 2_048  # characters of a URL that is fetched
 _DATA_URI = re.compile(r"data:(image/[a-z]+);base64,")
 # The first bytes of each media type.
-_BEGINNINGS = {
+BEGINNINGS = {
     "image/png": (b"\x89PNG\r\n\x1a\n",),
     "image/jpeg": (b"\xff\xd8\xff",),
     "image/gif": (b"GIF87a", b"GIF89a"),
@@ -33,15 +34,24 @@ def _error(message: str) -> PydanticCustomError:
 
 
 def check_url(url: str) -> str:
-    """A data URI of an image; raises a validation error for any other text."""
+    """A data URI of an image, or the http or https URL of one; raises a validation error for others."""
+    if is_remote(url):
+        if len(url) > _MAX_URL:
+            raise _error(f"a URL has at most {_MAX_URL} characters")
+        return url
     found = _DATA_URI.match(url)
-    if url[:5].lower() in ("http:", "https"):
-        raise _error("URLs are not fetched: send the image as a data URI")
-    if found is None or found[1] not in _BEGINNINGS:
-        known = ", ".join(_BEGINNINGS)
-        raise _error(f"must be `data:TYPE;base64,...` with one of the types {known}")
+    if found is None or found[1] not in BEGINNINGS:
+        known = ", ".join(BEGINNINGS)
+        raise _error(
+            f"must be `data:TYPE;base64,...` with one of the types {known}, or an http or https URL"
+        )
     check_content(found[1], url[found.end() :])
     return url
+
+
+def is_remote(url: str) -> bool:
+    """Return whether an image is elsewhere: `app/results/image_urls.py` fetches it, or refuses it."""
+    return url[:8].lower().startswith(("http://", "https://"))
 
 
 def check_content(media_type: str, encoded: str) -> None:
@@ -50,7 +60,7 @@ def check_content(media_type: str, encoded: str) -> None:
         content = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
         raise _error(f"is not base64: {error}") from None
-    if not content.startswith(_BEGINNINGS[media_type]):
+    if not content.startswith(BEGINNINGS[media_type]):
         raise _error(f"the content is not of type {media_type}")
 
 
@@ -60,7 +70,7 @@ class Image(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     url: Annotated[str, Field(max_length=_MAX_CHARACTERS), AfterValidator(check_url)] = Field(
-        description="A data URI of a PNG, JPEG, GIF or WebP image; no other URL is taken."
+        description="A data URI of a PNG, JPEG, GIF or WebP image, or its URL if LLM_IMAGE_URLS is on."
     )
     after: int = Field(0, ge=0, description="Characters of the text before it.")
 

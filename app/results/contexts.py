@@ -170,12 +170,13 @@ class ContextStore:
         await self._queue.notify_stopped(await self._database.run(work))
 
 
-def to_new_context(team_id: str, create: ContextCreate) -> NewContext:
-    messages = None
-    if create.messages is not None:
-        messages = orjson.dumps(plain_messages(create.messages)).decode()
+def to_new_context(
+    team_id: str, create: ContextCreate, messages: list[dict[str, Any]] | None
+) -> NewContext:
+    """A context to store; `messages` have the images of their URLs."""
     metadata = orjson.dumps(create.metadata).decode()
-    return NewContext(new_id(), team_id, create.content, messages, metadata)
+    stored = orjson.dumps(messages).decode() if messages is not None else None
+    return NewContext(new_id(), team_id, create.content, stored, metadata)
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

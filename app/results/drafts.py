@@ -9,7 +9,7 @@ import orjson
 
 from app.core.errors import FieldError, InvalidRequestError
 from app.core.settings import Settings
-from app.core.url_guard import url_fault
+from app.core.url_guard import url_fault, webhook_rules
 from app.inference.adapters import ADAPTER_PARAMETER
 from app.inference.images import IMAGES
 from app.inference.model_registry import Model
@@ -93,7 +93,8 @@ def validate(
     if options.priority > max_priority:
         raise invalid("priority", f"must be at most {max_priority}, the token's max_priority")
     if options.webhook_url is not None:
-        fault = url_fault(options.webhook_url, allow_private=settings.webhook_allow_private)
+        rules = webhook_rules(allow_private=settings.webhook_allow_private)
+        fault = url_fault(options.webhook_url, rules)
         if fault:
             raise invalid("webhook_url", fault)
     most = max_retain_seconds

@@ -36,6 +36,7 @@ from app.results.drafts import (
     to_json,
     validate,
 )
+from app.results.image_urls import ImageUrls
 from app.results.plain_contexts import TextSize
 from app.results.pooling import kind_of, pooling_parameters, render_prompt, wrong_task
 from app.results.rendering import measure_images
@@ -77,6 +78,7 @@ class Preparation:
     retention: RetentionPolicy
     admission: Admission
     api_process: UUID
+    images: ImageUrls
 
     async def prompt(self, principal: Principal, create: ResultCreate, result_id: UUID) -> Prepared:
         if create.context_id is not None:
@@ -244,11 +246,12 @@ class Preparation:
         *,
         cuts_max_tokens: bool = False,
     ) -> Prepared:
-        rendered = messages = None
+        rendered = messages = given = None
         if prompt.messages is not None:
             arguments = prompt.template_arguments
             rendered = await render_prompt(model, options, prompt.messages, arguments)
-            messages = to_json(prompt.messages)
+            given = await self.images.fetched(principal.team_id, prompt.messages)
+            messages = to_json(given)
         context = NewContext(new_id(), principal.team_id, prompt.content, messages, "{}")
         return await self._finish(
             principal,
@@ -262,7 +265,7 @@ class Preparation:
                 context,
                 cuts_max_tokens=cuts_max_tokens,
                 token_ids=prompt.token_ids,
-                images=await measure_images(model, prompt.messages),
+                images=await measure_images(model, given),
             ),
         )
 

@@ -11,29 +11,23 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 import httpx
 
 from app import __version__
 from app.core.settings import Settings
-from app.core.url_guard import Lookup, RefusedTargetError, resolve
+from app.core.team_lookups import TeamLookups
+from app.core.url_guard import Lookup, RefusedTargetError, webhook_rules
 
-_T = TypeVar("_T")
 _SECRET_PREFIX = "whsec_"  # noqa: S105 - Standard Webhooks' mark of a secret, not one
 _CONNECT_SECONDS = 5.0
 _EXCERPT_SECONDS = 1.0
 _EXCERPT_BYTES = 256
-_RESOLVERS = 32  # threads
-# A lookup cannot be stopped: its thread may outlast its call by a minute.
-_RESOLVERS_OF_TEAM = 4
 _HTTP_DATE = "%a, %d %b %Y %H:%M:%S GMT"
 
 
@@ -77,11 +71,8 @@ class Sender:
 
     def __init__(self, settings: Settings, lookup: Lookup = socket.getaddrinfo) -> None:
         self.timeout = settings.webhook_timeout_seconds
-        self._allow_private = settings.webhook_allow_private
-        self._lookup = lookup
-        self._resolvers = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="webhook-dns")
-        # By team, as long as one of its calls or lookups runs.
-        self._permits: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._rules = webhook_rules(allow_private=settings.webhook_allow_private)
+        self._lookups = TeamLookups("webhook-dns", lookup)
         self._client = httpx.AsyncClient(
             verify=httpx.create_ssl_context(),  # or the authorities in SSL_CERT_FILE
             trust_env=False,
@@ -97,7 +88,7 @@ class Sender:
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
-        self._resolvers.shutdown(wait=False, cancel_futures=True)
+        self._lookups.close()
 
     async def send(
         self, team_id: str, url: str, headers: dict[str, str], body: bytes
@@ -118,20 +109,11 @@ class Sender:
     async def _call(
         self, team_id: str, url: httpx.URL, headers: dict[str, str], body: bytes
     ) -> CallOutcome:
-        addresses = await self._resolve(team_id, url)
+        addresses = await self._lookups.resolve(team_id, url, self._rules)
         for address in addresses[:-1]:
             with contextlib.suppress(httpx.ConnectError, httpx.ConnectTimeout):
                 return await self._post(url, address, headers, body)
         return await self._post(url, addresses[-1], headers, body)
-
-    async def _resolve(self, team_id: str, url: httpx.URL) -> list[str]:
-        """Look the name up, with a permit of the team that returns when the lookup's thread is free."""
-        permits = self._permits.get(team_id)
-        if permits is None:
-            permits = self._permits[team_id] = asyncio.Semaphore(_RESOLVERS_OF_TEAM)
-        await permits.acquire()
-        executor = _Permitted(self._resolvers, permits, asyncio.get_running_loop())
-        return await resolve(url, self._lookup, executor, allow_private=self._allow_private)
 
     async def _post(
         self, url: httpx.URL, address: str, headers: dict[str, str], body: bytes
@@ -145,24 +127,6 @@ class Sender:
             extensions={"sni_hostname": url.raw_host.decode().removesuffix(".")},
         ) as response:
             return await to_outcome(response)
-
-
-@dataclass(slots=True, frozen=True)
-class _Permitted(Executor):
-    """Runs one piece of work, and releases its permit when the thread has ended it, or drops it."""
-
-    pool: Executor
-    permits: asyncio.Semaphore
-    loop: asyncio.AbstractEventLoop
-
-    def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
-        running = self.pool.submit(fn, *args, **kwargs)
-        running.add_done_callback(self._release)
-        return running
-
-    def _release(self, _: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the process stops: its event loop is closed
-            self.loop.call_soon_threadsafe(self.permits.release)
 
 
 async def to_outcome(response: httpx.Response) -> CallOutcome:

@@ -82,7 +82,9 @@ class Receiver:
                     name.lower(): value.strip()
                     for name, _, value in (r.partition(":") for r in rest)
                 }
-                call = Call(line, headers, await reader.readexactly(int(headers["content-length"])))
+                call = Call(
+                    line, headers, await reader.readexactly(int(headers.get("content-length", "0")))
+                )
                 self.calls.append(call)
                 await (self.turns.pop(0) if self.turns else self.respond)(call, writer)
         finally:

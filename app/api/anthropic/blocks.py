@@ -3,11 +3,18 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue, model_validator
 
 from app.api.schema_parts import STRICT, value_error
 from app.core.bounded_json import check_json
-from app.inference.images import Image, check_content, checked_image, join_pieces
+from app.inference.images import (
+    Image,
+    check_content,
+    check_url,
+    checked_image,
+    is_remote,
+    join_pieces,
+)
 from app.results.requests import MAX_PROMPT_CHARACTERS
 
 _MAX_BLOCKS = 10_000
@@ -44,10 +51,9 @@ class TextBlock(BaseModel):
 
 def _check_source(source: Any) -> Any:
     kind = source.get("type") if isinstance(source, dict) else None
-    if isinstance(source, dict) and kind != "base64":
+    if isinstance(source, dict) and kind not in ("base64", "url"):
         raise value_error(
-            f"a source of type {str(kind)[:40]!r} is not supported: nothing is fetched; send the image "
-            "as base64"
+            f"a source of type {str(kind)[:40]!r} is not supported: send the image as base64"
         )
     return source
 
@@ -67,15 +73,35 @@ class ImageSource(BaseModel):
         return self
 
 
+def _check_remote(url: str) -> str:
+    if not is_remote(url):
+        raise value_error("must begin with http:// or https://")
+    return check_url(url)
+
+
+class UrlSource(BaseModel):
+    """A URL, for a service that fetches images (LLM_IMAGE_URLS)."""
+
+    model_config = STRICT
+
+    type: Literal["url"]
+    url: Annotated[str, AfterValidator(_check_remote)]
+
+
 class ImageBlock(BaseModel):
     """An image, for models with vision."""
 
     model_config = STRICT
 
     type: Literal["image"]
-    source: Annotated[ImageSource, BeforeValidator(_check_source)]
+    source: Annotated[
+        Annotated[ImageSource | UrlSource, Field(discriminator="type")],
+        BeforeValidator(_check_source),
+    ]
 
     def to_image(self) -> Image:
+        if isinstance(self.source, UrlSource):
+            return checked_image(self.source.url)
         return checked_image(f"data:{self.source.media_type};base64,{self.source.data}")
 
 

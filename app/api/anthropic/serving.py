@@ -17,6 +17,7 @@ from app.api.container import Services
 from app.api.output_rules import choose_rules
 from app.core.errors import ServiceError, invalid_field
 from app.core.off_loop import off_loop
+from app.inference.images import measure
 from app.inference.model_registry import Model
 from app.results.drafts import GroupRequest, Prompt, check_image_count
 from app.results.multi_result import GroupEvent
@@ -87,12 +88,12 @@ async def count_tokens(services: Services, team_id: str, request: TokenCountRequ
     request.to_tool_use(model.format)
     assert model.format is not None
     messages = request.to_messages(model.format)
-    images = await measure_images(model, messages)
-    check_image_count(images, services.settings.max_images)
+    check_image_count(measure(messages), services.settings.max_images)
     rendered = await render(model, messages, request.to_template_arguments())
     count = await model.format.count_tokens(rendered)
     if count is None:
         raise invalid_field("model", f"model {model.name} has no tokenizer that this service reads")
+    images = await measure_images(model, await services.images.fetched(team_id, messages))
     return count + (images or {}).get("tokens", 0)
 
 

@@ -8,7 +8,7 @@ from app.api.native.schemas import ContextRead
 from app.api.pagination import After, Limit, page_response
 from app.api.raw_routes import body_of, describe
 from app.core.fair_share import in_turns
-from app.results.contexts import to_new_context
+from app.results.contexts import plain_messages, to_new_context
 from app.results.requests import ContextCreate
 from app.results.serialization import context_to_wire
 
@@ -28,7 +28,10 @@ async def create_context(request: Request) -> Response:
     """Save a prompt: `content`, or chat `messages`."""
     create = parse(ContextCreate, await body_of(request))
     services, team = services_of(request), team_of(request)
-    stored = await services.contexts.create(to_new_context(team, create))
+    messages = None
+    if create.messages is not None:
+        messages = await services.images.fetched(team, plain_messages(create.messages))
+    stored = await services.contexts.create(to_new_context(team, create, messages))
     return json_response(context_to_wire(stored), 201, {"Location": f"/contexts/{stored.id}"})
 
 

@@ -31,6 +31,8 @@ from app.core.errors import (
 from app.core.fair_share import in_turns
 from app.core.ids import new_id
 from app.core.settings import Settings
+from app.results.contexts import plain_messages
+from app.results.image_urls import refuse_urls
 from app.results.replays import Replayed
 from app.results.requests import ResultCreate, SendOptions
 from app.results.reuse import Reused
@@ -287,9 +289,12 @@ async def _parse_list(body: bytes) -> list[ResultCreate | ServiceError]:
 
 def _read_item(item: object, *, has_nul: bool) -> ResultCreate | ServiceError:
     try:
-        return validate(ResultCreate, item, has_nul=has_nul)
+        create = validate(ResultCreate, item, has_nul=has_nul)
+        if create.messages is not None:
+            refuse_urls(plain_messages(create.messages), "a list")
     except InvalidRequestError as error:
         return error
+    return create
 
 
 def _to_wire(services: Services, answer: SubmissionOutcome | ServiceError) -> dict[str, Any]:

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
 from app.api.schema_parts import STRICT, Refused, value_error
 from app.core.bounded_json import check_json
@@ -57,8 +64,8 @@ _IMAGE_PART = {
 Content = Annotated[
     str,
     BeforeValidator(_join_parts),
-    Field(
-        json_schema_extra={
+    WithJsonSchema(
+        {
             "anyOf": [
                 {"type": "string"},
                 {"type": "array", "items": {"anyOf": [_PART, _IMAGE_PART]}},

@@ -28,8 +28,8 @@ _IMAGE_SCHEMA: dict[str, Any] = {
         "type": {"const": "input_image"},
         "image_url": {
             "type": "string",
-            "pattern": "^data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}$",
-            "description": "A data URI; no other URL is taken.",
+            "pattern": "^(data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}|https?://.+)$",
+            "description": "A data URI, or a URL if LLM_IMAGE_URLS is on.",
         },
         "detail": {"enum": _DETAILS, "description": "Has no effect."},
     },
@@ -178,6 +178,12 @@ def _read_message(place: int, given: Mapping[str, Any]) -> dict[str, Any]:
     role = given.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         raise value_error(f"item {place} must have the role user, assistant, system or developer")
+    parts = given.get("content")
+    if role != "user" and isinstance(parts, list) and any(map(_is_image, parts)):
+        raise value_error(
+            f"item {place} has an image in a message with the role {role}: images are taken in messages "
+            "with the role user, and in function_call_output"
+        )
     content = _read_parts(place, given, "content", takes_images=role == "user")
     if role == "assistant":
         content = [part | {"type": "output_text", "annotations": []} for part in content]

@@ -19,6 +19,12 @@ class ResultSettings(Section, title="Results"):
     max_images: int = Field(8, ge=0, le=64)
     """Most images of one request; 0 refuses all. Their bytes are bounded by LLM_MAX_BODY_BYTES: as base64
     they are part of the request."""
+    image_urls: Literal["off", "public", "any"] = "off"
+    """Images by http and https URLs. `off`: refused; clients send data URIs. `public`: fetched from public
+    addresses when the request is accepted, and kept. `any`: from private addresses, too (development, or a
+    store of images in your network). See docs/vision.md#urls."""
+    image_url_timeout_seconds: float = Field(10.0, gt=0, le=60)
+    """Time limit of all images that one request has fetched."""
     max_queued: int = Field(1_000_000, ge=1)
     """Most unclaimed results in the queue; a further one returns 429."""
     team_max_queued: int | None = Field(None, ge=1)

@@ -384,7 +384,7 @@ async def test_a_new_attempt_ends_the_stream(client: AsyncAnthropic) -> None:
         ({"stop_sequences": [""]}, "stop_sequences.0"),
         ({"container": "c"}, "container: is not supported"),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
-        ({"messages": [user([{"type": "image", "source": {"type": "url"}}])]}, "'url' is not supported"),
+        ({"messages": [user([{"type": "image", "source": {"type": "file"}}])]}, "'file' is not supported"),
         ({"messages": [user([{"type": "document", "source": {}}])]}, "'document' is not supported"),
         ({"messages": [user([{"type": "tool_use", "id": "a", "name": "b", "input": {}}])]}, "tool_use"),
         ({"messages": [{"role": "assistant", "content": [

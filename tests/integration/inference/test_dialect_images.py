@@ -186,17 +186,19 @@ async def test_a_message_has_the_bound_of_images(
 async def test_other_sources_are_refused_by_name(
     messages: AsyncAnthropic, client: AsyncOpenAI
 ) -> None:
+    """URLs too, by default."""
     body, source = by_messages(R, "x"), {"type": "url", "url": "https://example.org/a.png"}
+    words = "URLs are not fetched (LLM_IMAGE_URLS=off)"
     body["messages"][0]["content"][0]["source"] = source
     for request in (
         messages.messages.create(**body),
         messages.messages.count_tokens(model="scripted", messages=body["messages"]),
     ):
-        assert "a source of type 'url' is not supported" in await refused(request)
+        assert words in await refused(request)
     asked = by_responses(R, "x")
     part = asked["input"][0]["content"][0]
     part["image_url"] = source["url"]
-    assert "URLs are not fetched" in await refused(client.responses.create(**asked))
+    assert words in await refused(client.responses.create(**asked))
     part |= {"image_url": None, "file_id": "file-1"}
     assert "file_id, which is not supported" in await refused(client.responses.create(**asked))
 

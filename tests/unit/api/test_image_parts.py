@@ -116,7 +116,10 @@ SOURCE = block(png_uri(RED))["source"]
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ({"type": "url", "url": "https://example.org/a.png"}, "a source of type 'url' is not supported"),
+        ({"type": "url", "url": "ftp://example.org/a.png"}, "must begin with http:// or https://"),
+        ({"type": "url", "url": png_uri(RED)}, "must begin with http:// or https://"),
+        ({"type": "url", "url": "http://example.org/" + 2_030 * "a"}, "at most 2048 characters"),
+        ({"type": "url"}, "required"),
         ({"type": "file", "file_id": "f"}, "a source of type 'file' is not supported"),
         ({}, "a source of type 'None' is not supported"),
         ("x", "should be an object"),
@@ -137,21 +140,26 @@ def test_wrong_sources_are_refused(source: Any, words: str) -> None:
         assert words in caught.value.errors[0].message
 
 
-@pytest.mark.parametrize("role", ["assistant", "system"])
+@pytest.mark.parametrize("role", ["assistant", "system", "developer"])
 def test_images_are_of_users(role: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        by_messages({"role": role, "content": [block(png_uri(RED))]})
-    words = f"block 0 is of type image, which the role {role} cannot have"
-    assert words in caught.value.errors[0].message
+    if role != "developer":
+        with pytest.raises(InvalidRequestError) as caught:
+            by_messages({"role": role, "content": [block(png_uri(RED))]})
+        words = f"block 0 is of type image, which the role {role} cannot have"
+        assert words in caught.value.errors[0].message
     with pytest.raises(InvalidRequestError) as caught:
         response({"role": role, "content": [input_part(png_uri(RED))]})
-    assert "a part of type 'input_image': only text is" in caught.value.errors[0].message
+    words = (
+        f"item 0 has an image in a message with the role {role}: images are taken in messages with"
+    )
+    assert words in caught.value.errors[0].message
 
 
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ({"image_url": "http://169.254.169.254/a.png"}, "wrong image_url: URLs are not fetched"),
+        ({"image_url": "file:///etc/passwd"}, "wrong image_url: must be `data:TYPE;base64,...`"),
+        ({"image_url": "http://example.org/" + 2_030 * "a"}, "at most 2048 characters"),
         ({"image_url": "data:image/svg+xml;base64,PHN2Zz4="}, "must be `data:TYPE;base64,...`"),
         ({"image_url": "data:image/png;base64,!"}, "is not base64"),
         ({"image_url": png_uri(RED).replace("png", "gif")}, "the content is not of type image/gif"),

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from hypothesis import given, strategies as st
 
-from app.core.url_guard import RefusedTargetError, is_public, resolve, url_fault
+from app.core.url_guard import RefusedTargetError, is_public, resolve, url_fault, webhook_rules
 
 PERMIT = "LLM_WEBHOOK_ALLOW_PRIVATE"
 
@@ -54,27 +54,27 @@ GOOD = [
 @pytest.mark.parametrize(("url", "words"), NEVER)
 @pytest.mark.parametrize("allow_private", [False, True])
 def test_what_is_no_webhook_is_refused(url: str, words: str, allow_private: bool) -> None:
-    fault = url_fault(url, allow_private=allow_private)
+    fault = url_fault(url, webhook_rules(allow_private=allow_private))
     assert fault is not None
     assert words in fault
 
 
 @pytest.mark.parametrize("url", PRIVATE)
 def test_private_targets_need_the_setting(url: str) -> None:
-    fault = url_fault(url, allow_private=False)
+    fault = url_fault(url, webhook_rules(allow_private=False))
     assert fault is not None
     assert PERMIT in fault
-    assert url_fault(url, allow_private=True) is None
+    assert url_fault(url, webhook_rules(allow_private=True)) is None
 
 
 @pytest.mark.parametrize("url", GOOD)
 def test_public_targets_pass(url: str) -> None:
-    assert url_fault(url, allow_private=False) is None
+    assert url_fault(url, webhook_rules(allow_private=False)) is None
 
 
 def test_long_hosts_are_judged_quickly() -> None:
     for host in ("1" * 2000, "1." * 1000, "a." * 1000, "a-" * 1000):
-        assert url_fault(f"http://{host}/", allow_private=False) is not None
+        assert url_fault(f"http://{host}/", webhook_rules(allow_private=False)) is not None
 
 
 @given(
@@ -82,7 +82,7 @@ def test_long_hosts_are_judged_quickly() -> None:
     rest=st.text(st.characters()) | st.text("0123456789abcdefx.:[]%@/\\"),
 )
 def test_any_text_is_judged_without_an_error(scheme: str, rest: str) -> None:
-    fault = url_fault(scheme + rest, allow_private=False)
+    fault = url_fault(scheme + rest, webhook_rules(allow_private=False))
     assert fault is None or fault
     if fault is None:
         assert httpx.URL(scheme + rest).scheme in ("http", "https")
@@ -125,19 +125,28 @@ class Names:
 async def test_every_address_of_a_name_is_judged(executor: ThreadPoolExecutor) -> None:
     url = httpx.URL("https://Example.com./x")
     public = Names("8.8.8.8", "2606:4700:4700::1111", "8.8.8.8")
-    assert await resolve(url, public, executor, allow_private=False) == [
+    assert await resolve(url, public, executor, webhook_rules(allow_private=False)) == [
         "8.8.8.8", "2606:4700:4700::1111",
     ]  # fmt: skip
     assert public.asked == [("example.com", 443)]
     for private in ("10.0.0.1", "::1", "fe80::1%2", "::ffff:127.0.0.1"):
         mixed = Names("8.8.8.8", private)
         with pytest.raises(RefusedTargetError, match=PERMIT):
-            await resolve(url, mixed, executor, allow_private=False)
-        assert private in await resolve(url, mixed, executor, allow_private=True)
+            await resolve(url, mixed, executor, webhook_rules(allow_private=False))
+        assert private in await resolve(url, mixed, executor, webhook_rules(allow_private=True))
 
 
 async def test_names_that_do_not_resolve_are_reported(executor: ThreadPoolExecutor) -> None:
     with pytest.raises(socket.gaierror):
-        await resolve(httpx.URL("http://x:81/"), Names(), executor, allow_private=False)
+        await resolve(
+            httpx.URL("http://x:81/"), Names(), executor, webhook_rules(allow_private=False)
+        )
     many = Names(*(f"8.8.8.{n}" for n in range(50)))
-    assert len(await resolve(httpx.URL("http://x/"), many, executor, allow_private=False)) == 4
+    assert (
+        len(
+            await resolve(
+                httpx.URL("http://x/"), many, executor, webhook_rules(allow_private=False)
+            )
+        )
+        == 4
+    )

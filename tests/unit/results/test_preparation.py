@@ -51,6 +51,7 @@ class House:
             retention=cast(Any, self),
             admission=cast(Any, self),
             api_process=PROCESS,
+            images=cast(Any, self),
         )
 
     async def find(self, _name: str, _team_id: str | None = None) -> Model:
