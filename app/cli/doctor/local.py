@@ -57,6 +57,11 @@ def _contradictions(settings: Settings) -> Iterator[Finding]:
             "Clients can have the worker call internal addresses: unset it outside of development."
         )
         yield warn("exposure", "LLM_WEBHOOK_ALLOW_PRIVATE is set", to_do)
+    if settings.image_urls == "any":
+        to_do = (
+            "Clients can have the API read internal addresses: use `public` outside of development."
+        )
+        yield warn("exposure", "LLM_IMAGE_URLS is any", to_do)
     if not settings.model_repository.is_dir():
         found = f"LLM_MODEL_REPOSITORY={settings.model_repository} is not a directory"
         to_do = (

@@ -145,6 +145,7 @@ async def test_little_space(settings: Settings, monkeypatch: pytest.MonkeyPatch)
         ({"flush_seconds": 5.0, "lease_seconds": 2.0}, Level.WARN, "LLM_FLUSH_SECONDS"),
         ({"metrics_port": 9464, "metrics_host": "10.0.0.1"}, Level.WARN, "metrics"),
         ({"webhook_allow_private": True}, Level.WARN, "LLM_WEBHOOK_ALLOW_PRIVATE"),
+        ({"image_urls": "any"}, Level.WARN, "LLM_IMAGE_URLS"),
         ({"model_repository": Path("/no/such")}, Level.WARN, "LLM_MODEL_REPOSITORY"),
     ],
 )
