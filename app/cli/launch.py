@@ -63,6 +63,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--idle-minutes", type=float, help="stop after this time without use; 0: never")
     option("--engine-option", type=engine_option, action="append", default=[],
            metavar="NAME=VALUE", help=ENGINE_OPTION_HELP)  # fmt: skip
+    option("--adapter", type=_adapter, action="append", default=[], metavar="NAME=PLACE",
+           help="a LoRA adapter: a directory on the host, or a Hugging Face id; repeat it for several")  # fmt: skip
     option("--dry-run", action="store_true", help="only print the job's script")
     text = "List the engine's options with their types, defaults and choices."
     listing = add_command(actions, "engine-options", text, _engine_options)
@@ -108,7 +110,15 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
     request = {"name": options.name, "model": options.model} | given((*_TEXTS, "idle-minutes"))
     if options.minutes is not None:
         request["time_limit_minutes"] = options.minutes
-    return request | {"resources": given(_NUMBERS), "engine": dict(options.engine_option)}
+    engine, adapters = dict(options.engine_option), dict(options.adapter)
+    return request | {"resources": given(_NUMBERS), "engine": engine, "adapters": adapters}
+
+
+def _adapter(text: str) -> tuple[str, str]:
+    name, separator, place = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError("must be NAME=PLACE, such as sheep=owner/sheep-lora")
+    return name, place
 
 
 def _engine_options(options: argparse.Namespace) -> int:

@@ -45,6 +45,9 @@ class Adapters:
             return False
         return name not in self.teams or team_id in self.teams[name]
 
+    def with_name(self, name: str) -> "Adapters":
+        return Adapters(tuple(sorted({*self.names, name})), self.teams)
+
     def of_team(self, team_id: str | None) -> list[str]:
         return [name for name in self.names if self.allows(name, team_id)]
 

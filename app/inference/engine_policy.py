@@ -246,7 +246,7 @@ OWNED: dict[str, tuple[str, ...]] = {
     "the `served_name` decides it": ("served_model_name",),
     "the `revision` decides it": ("revision", "tokenizer_revision"),
     "a launch has `trust_remote_code` for it": ("trust_remote_code",),
-    "the adapters of the model's entry decide it": ("enable_lora",),
+    "the adapters of the launch, or of the entry, decide it": ("enable_lora",),
     "it follows from `resources.gpus`": ("tensor_parallel_size",),
     "the specification of a launch can be read, and this is a secret: log in on the host": (
         "hf_token",

@@ -53,6 +53,14 @@ FROM workers w, jsonb_each(w.load) AS m, jsonb_each(m.value -> 'dead') AS s
 WHERE w.dead_at IS NULL AND w.lease_expires_at > now()
 GROUP BY s.key, m.key
 """
+# An adapter that one of a model's servers lacks would fail there.
+_LAUNCHED_ADAPTERS = """
+WITH up AS (
+  SELECT spec ->> 'served_name' AS model, coalesce(spec -> 'adapters', '{}') AS adapters
+  FROM launches WHERE ended_at IS NULL AND state IN ('healthy', 'unhealthy'))
+SELECT up.model, k.name FROM up, jsonb_object_keys(up.adapters) AS k(name)
+GROUP BY 1, 2 HAVING count(*) = (SELECT count(*) FROM up AS one WHERE one.model = up.model)
+"""
 NO_ADAPTERS = Adapters()
 # The model names that TGI's clients send by default: text_generation, huggingface_hub.
 _PLACEHOLDERS = {"tgi", "dummy"}
@@ -115,6 +123,7 @@ class ModelRegistry:
         self._models: dict[str, Model] = {}
         self._stored: dict[str, int | None] = {}
         self._served: set[str] = set()  # queues of indexes
+        self._launched_adapters: frozenset[tuple[str, str]] = frozenset()
         self._seen_at: dict[str, datetime] = {}
         self._placement: dict[str, list[str]] = {}  # models by server
         self._refreshing = asyncio.Lock()
@@ -263,6 +272,7 @@ class ModelRegistry:
             await self._read_dead()
             entries = list(self._pool.entries().values())
             await self._remember([entry for entry in entries if entry.ready])
+            await self._read_launched()
             self._models = await self._merge(entries)
             await self._read_served()
             self._placement = self._pool.placement()
@@ -279,6 +289,8 @@ class ModelRegistry:
         models = {}
         names = {entry.name for entry in entries if entry.ready} | set(self._stored)
         adapters = await self._adapters.read(names)
+        for name, launched in self._launched_adapters:
+            adapters[name] = adapters.get(name, NO_ADAPTERS).with_name(launched)
         for name in names:
             version, reason = self._stored.get(name), self.triton_error or "not in the repository"
             entry = by_name.get(name)
@@ -305,6 +317,11 @@ class ModelRegistry:
         rows = await self._fetch(_DEAD)
         if rows is not None:
             self._pool.report([_to_report(row) for row in rows])
+
+    async def _read_launched(self) -> None:
+        rows = await self._fetch(_LAUNCHED_ADAPTERS)
+        if rows is not None:
+            self._launched_adapters = frozenset((row["model"], row["name"]) for row in rows)
 
     async def _read_served(self) -> None:
         rows = await self._fetch(_SERVED, INDEX_QUEUES)

@@ -5,11 +5,12 @@ format is checked.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import orjson
 
+from app.inference.engine_options import engine_options
 from app.inference.model_repository import NO_ENCODER, is_encoder_decoder
 from app.provisioning import patterns
 from app.provisioning.hosts import CommandOutput, HostError, Hosts
@@ -21,6 +22,7 @@ from app.provisioning.spec import LaunchSpec, is_below_a_root
 LOG_BYTES = 32_768
 _MAX_FILE_BYTES = 4096
 _MAX_CONFIG_BYTES = 512 * 1024
+_RANKS = tuple(int(one) for one in engine_options()["max_lora_rank"].choices)
 _COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
 # A job of an older version has three ports: HTTP's is between the two.
 _ADDRESS = re.compile(r"(\S{1,253})((?: \d{1,5}){2,3})\n")
@@ -46,7 +48,7 @@ class Directory:
 
     async def make(self, spec: LaunchSpec, secret: str) -> None:
         """Write its first files. Raises HostError, and RefusedError if the model cannot be served."""
-        place = await self._find_model(spec)
+        place = await self._find_adapters(spec, await self._find_model(spec))
         script = render_script(self._launch, spec, self.profile, place)
         made = await self._run("mkdir", "-p", "-m", "700", "--", self.path)
         if made.status != 0:
@@ -90,22 +92,18 @@ class Directory:
         if not spec.model.startswith("/"):
             await self._refuse_encoder_decoder(spec, await self._cached(spec))
             return ModelPlace()
-        roots = self.profile.model_roots
-        answer = await self._run("realpath", "-m", "--", spec.model, *roots)
-        path, *resolved = answer.output.splitlines() or [""]
-        if answer.status != 0 or len(resolved) != len(roots):
-            raise RefusedError(f"The model's path cannot be resolved: {answer.error_line}")
-        if not patterns.is_plain_path(path) or not is_below_a_root(path, tuple(resolved)):
-            raise RefusedError(
-                "The model's path leads out of the profile's model roots: its symbolic links must "
-                "stay inside."
-            )
+        path = await self._resolve("The model", spec.model)
         if (await self._run("test", "-f", f"{path}/config.pbtxt")).status == 0:
             if not self.profile.triton_entries:
                 raise RefusedError(
                     "The model's path is an entry of a Triton model repository, which may run code "
                     f"of its own; the profile {self.profile.name!r} does not allow that "
                     "(triton_entries)."
+                )
+            if spec.adapters:
+                raise RefusedError(
+                    "The model's path is an entry of a Triton model repository: its multi_lora.json "
+                    "names its adapters, and a launch cannot name others."
                 )
             if options := sorted(spec.engine.model_extra or {}):
                 raise RefusedError(
@@ -119,6 +117,50 @@ class Directory:
             )
         await self._refuse_encoder_decoder(spec, path)
         return ModelPlace(path)
+
+    async def _resolve(self, subject: str, path: str) -> str:
+        """A path without symbolic links. Raises RefusedError if it leads out of the model roots."""
+        roots = self.profile.model_roots
+        answer = await self._run("realpath", "-m", "--", path, *roots)
+        path, *resolved = answer.output.splitlines() or [""]
+        if answer.status != 0 or len(resolved) != len(roots):
+            raise RefusedError(f"{subject}'s path cannot be resolved: {answer.error_line}")
+        if not patterns.is_plain_path(path) or not is_below_a_root(path, tuple(resolved)):
+            raise RefusedError(
+                f"{subject}'s path leads out of the profile's model roots: its symbolic links must "
+                "stay inside."
+            )
+        return path
+
+    async def _find_adapters(self, spec: LaunchSpec, model: ModelPlace) -> ModelPlace:
+        """The place with the adapters' directories; the engine itself finds Hugging Face ids."""
+        found, ranks = {}, []
+        for name, place in spec.adapters.items():
+            if place.startswith("/"):
+                found[name] = await self._resolve(f"The adapter {name}", place)
+                ranks.append(await self._rank(name, found[name]))
+        if not ranks:
+            return model
+        largest = max(ranks)
+        rank = next((one for one in _RANKS if one >= largest), None)
+        given = (spec.engine.model_extra or {}).get("max_lora_rank")
+        if rank is None or (given is not None and given < largest):
+            limit = _RANKS[-1] if given is None else given
+            raise RefusedError(f"An adapter has the rank {largest}; the engine's limit is {limit}.")
+        return replace(model, adapters=found, rank=rank)
+
+    async def _rank(self, name: str, path: str) -> int:
+        """The rank of an adapter in PEFT's format. Raises RefusedError for other directories."""
+        file = f"{path}/adapter_config.json"
+        answer = await self._run("head", "-c", str(_MAX_CONFIG_BYTES), "--", file)
+        try:
+            config = orjson.loads(answer.output) if answer.status == 0 else None
+        except orjson.JSONDecodeError:
+            config = None
+        rank = config.get("r") if isinstance(config, dict) else None
+        if not isinstance(rank, int) or rank < 1:
+            raise RefusedError(f"{path} has no adapter_config.json of a LoRA adapter ({name}).")
+        return rank
 
     async def _cached(self, spec: LaunchSpec) -> str | None:
         """Directory of a Hugging Face model's revision in the profile's cache, which may lack it."""

@@ -17,7 +17,8 @@ Every value matches a pattern (`patterns`), and is also quoted.
 import io
 import shlex
 import tarfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 from uuid import UUID
@@ -25,6 +26,7 @@ from uuid import UUID
 import orjson
 
 from app.core.program import ROOT
+from app.inference.adapters import ADAPTERS_FILE
 from app.inference.model_repository import CONFIG
 from app.inference.triton_access import restriction
 from app.provisioning.profiles import Profile
@@ -86,10 +88,14 @@ class ModelPlace:
     """The model that a launch serves, after its path was looked up.
 
     `path` is None for a Hugging Face id; `is_entry`: it is an entry of a Triton model repository.
+    `adapters`: directories of adapters by name, without those that are Hugging Face ids. `rank`: the
+    largest one of theirs, as the engine's option takes it.
     """
 
     path: str | None = None
     is_entry: bool = False
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    rank: int | None = None
 
 
 def job_name(launch: UUID) -> str:
@@ -182,8 +188,8 @@ def _command(spec: LaunchSpec, profile: Profile, directory: str, place: ModelPla
     binds = [f"{directory}:{directory}"]
     if profile.cache is not None:
         binds.append(f"{profile.cache}:{profile.cache}")
-    if place.path is not None:
-        binds.append(f"{place.path}:{place.path}:ro")
+    models = [*([place.path] if place.path is not None else []), *place.adapters.values()]
+    binds += [f"{path}:{path}:ro" for path in dict.fromkeys(models)]
     words = ["apptainer", "exec", *(["--nv"] if spec.gpus else []), "--pwd", directory]
     for bind in binds:
         words += ["--bind", bind]
@@ -211,6 +217,10 @@ def engine_settings(spec: LaunchSpec, place: ModelPlace) -> dict[str, Any]:
         settings["enforce_eager"] = True
     if spec.trust_remote_code:
         settings["trust_remote_code"] = True
+    if spec.adapters:
+        settings["enable_lora"] = True
+        if place.rank is not None:
+            settings["max_lora_rank"] = place.rank
     return settings | spec.engine.model_dump(exclude_none=True)
 
 
@@ -246,4 +256,6 @@ def pack_directory(script: str, spec: LaunchSpec, place: ModelPlace, secret: str
             add(f"{entry}/config.pbtxt", CONFIG.encode())
             settings = orjson.dumps(engine_settings(spec, place), option=orjson.OPT_INDENT_2)
             add(f"{entry}/1/model.json", settings)
+            if spec.adapters:
+                add(f"{entry}/1/{ADAPTERS_FILE}", orjson.dumps({**spec.adapters, **place.adapters}))
     return buffer.getvalue()

@@ -11,6 +11,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 # Hugging Face: no repository has "--" or ".." in its name.
 # https://huggingface.co/docs/huggingface_hub/package_reference/utilities (validate_repo_id)
 HUGGING_FACE_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$"
+ADAPTER = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 PATH = r"^/[A-Za-z0-9._+@/-]{1,1023}$"
 # Only in profiles, which an operator writes.

@@ -14,7 +14,12 @@ from app.provisioning.catalogue import CatalogueEntry, ModelName, Revision
 from app.provisioning.profiles import Name, Profile, Provider, Tier, find_profile
 from app.provisioning.resources import choose_tier, size_of
 
+MAX_ADAPTERS = 64  # of a launch
+
 Plain = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,32}$")]
+
+
+AdapterName = Annotated[str, StringConstraints(pattern=patterns.ADAPTER)]
 
 
 class StrictModel(BaseModel):
@@ -87,6 +92,11 @@ class LaunchCreate(ModelChoice):
         0, description="Below 0 lets other jobs go first (Slurm's --nice, negated)."
     )
     engine: EngineOptions = Field(default_factory=EngineOptions)
+    adapters: Annotated[dict[AdapterName, ModelName], Field(max_length=MAX_ADAPTERS)] = Field(
+        default_factory=dict,
+        description="LoRA adapters by the name that requests use, as `model:name`: a directory below "
+        "the profile's `model_roots`, or a Hugging Face id.",
+    )
     trust_remote_code: bool = Field(
         False, description="Run Python code of the model's repository, where the profile allows it."
     )
@@ -114,6 +124,7 @@ class LaunchSpec(StrictModel):
     start_minutes: float
     priority: int
     engine: EngineOptions
+    adapters: dict[AdapterName, ModelName] = Field(default_factory=dict)
     trust_remote_code: bool
 
 
@@ -158,6 +169,7 @@ def to_spec(
         start_minutes=request.start_minutes or profile.start_minutes,
         priority=request.priority,
         engine=_engine(request, profile, gpus),
+        adapters=_adapters(request, profile),
         trust_remote_code=request.trust_remote_code,
     )
 
@@ -171,6 +183,15 @@ def _engine(request: LaunchCreate, profile: Profile, gpus: int) -> EngineOptions
             "engine.pipeline_parallel_size", f"must divide the launch's GPUs, which are {gpus}"
         )
     return engine
+
+
+def _adapters(request: LaunchCreate, profile: Profile) -> dict[str, str]:
+    for name, place in request.adapters.items():
+        if place.startswith("/") and not is_below_a_root(place, profile.model_roots):
+            raise invalid_field(
+                f"adapters.{name}", f"must lie below a model root of the profile {profile.name!r}"
+            )
+    return request.adapters
 
 
 def resolve(

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from app.ui.errors import EntryError
 
-Kind = Literal["text", "whole", "number", "flag", "words", "switch", "wholes", "object"]
+Kind = Literal["text", "whole", "number", "flag", "words", "switch", "wholes", "object", "pairs"]
 
 
 class Field(NamedTuple):
@@ -115,6 +115,13 @@ _ENGINE = (
         "Share of GPU memory",
         "For weights and cache, above 0 and at most 1. Default: 0.9.",
         "number",
+    ),
+    Field(
+        "adapters",
+        "LoRA adapters",
+        "As name=place, separated by commas; a place is a path below the model roots, or a Hugging "
+        "Face id. Requests name one as model:name.",
+        "pairs",
     ),
     Field(
         "start_minutes",
@@ -229,6 +236,8 @@ def from_spec(spec: Mapping[str, Any]) -> dict[str, str]:
         value = inner[place].get(name) if name else spec.get(place)
         if value is True:
             values[field.name] = "on"
+        elif field.kind == "pairs":
+            values[field.name] = ", ".join(f"{key}={one}" for key, one in (value or {}).items())
         elif value not in (None, False, []):
             values[field.name] = " ".join(value) if isinstance(value, list) else str(value)
     others = {f"engine.{name}": value for name, value in spec["engine"].items()}
@@ -250,6 +259,8 @@ def _value(kind: Kind, text: str) -> Any:
         return True
     if kind == "words":
         return _words(text)
+    if kind == "pairs":
+        return {name: place for name, _, place in (word.partition("=") for word in _words(text))}
     if kind == "wholes":
         return [_value("whole", word) for word in _words(text)]
     if kind in ("switch", "object"):

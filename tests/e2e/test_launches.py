@@ -1,7 +1,9 @@
 """A launched server with a real vLLM: the options of its request reach the engine."""
 
+import json
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,25 @@ model_roots = ["{ROOT / "models" / "demo"}"]
 runtime = "embedded"
 venv = "{TRITON_VENV}"
 triton = "{ROOT / "triton"}"
+[profiles.tiny]
+provider = "local"
+home = "HOME"
+idle_minutes = 0
+model_roots = ["BASE"]
+runtime = "embedded"
+venv = "{TRITON_VENV}"
+triton = "{ROOT / "triton"}"
 """
+PROMPT = "the wool of"
 ENGINE = {"max_model_len": 256, "dtype": "float32", "gpu_memory_utilization": 0.4}
 
 
 @pytest.fixture
-async def launching(settings: Settings, tmp_path: Path) -> AsyncIterator[Service]:
-    changed = with_profiles(settings, tmp_path, PROFILES)
+async def launching(
+    settings: Settings, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Service]:
+    text = PROFILES.replace("BASE", str(tmp_path_factory.getbasetemp()))
+    changed = with_profiles(settings, tmp_path, text)
     async with run_service(changed, with_worker=True) as service:
         yield service
     for folder in (tmp_path / "home" / "launches").glob("*"):
@@ -41,9 +55,11 @@ async def launching(settings: Settings, tmp_path: Path) -> AsyncIterator[Service
             os.kill(pid, signal.SIGKILL)
 
 
-async def send(service: Service, model: str, **parameters: Any) -> dict[str, Any]:
+async def send(
+    service: Service, model: str, content: str = "def ", **parameters: Any
+) -> dict[str, Any]:
     """The result of one prompt."""
-    body = {"model": model, "content": "def ", "parameters": {"max_tokens": 4} | parameters}
+    body = {"model": model, "content": content, "parameters": {"max_tokens": 4} | parameters}
     answer = await service.client.post("/results/", json=body, headers={"Prefer": "wait=30"})
     assert answer.status_code < 500, answer.text
     result: dict[str, Any] = answer.json()
@@ -66,6 +82,40 @@ async def test_options_reach_the_engine(launching: Service) -> None:
     assert refused["error"]["code"] == "invalid_request"
     assert "logprobs" in refused["error"]["message"], refused
     await stop(launching, accepted["id"])
+
+
+async def test_adapters_of_a_launch(
+    launching: Service, entries: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each is a model of its own, with the output of merged weights."""
+    weights, adapters = (entries["tools"] / "1" / "weights").resolve(), tmp_path / "adapters"
+    maker = Path(__file__).with_name("make_adapters.py")
+    python = TRITON_VENV / "bin" / "python"
+    subprocess.run([python, "-I", maker, weights, adapters, PROMPT], check=True)
+    expected = json.loads((adapters / "expected.json").read_text())
+    accepted = await launch(
+        launching, profile="tiny", model=str(weights), served_name="herd", engine=ENGINE,
+        adapters={name: str(adapters / name) for name in ("dog", "sheep")},
+    )  # fmt: skip
+    await until_state(launching, accepted["id"], "healthy", seconds=START_SECONDS)
+
+    async def names() -> list[str]:
+        found = (await launching.client.get("/v1/models")).json()["data"]
+        return [one["id"] for one in found if one["id"].startswith("herd")]
+
+    async def is_listed() -> bool:
+        return await names() == ["herd", "herd:dog", "herd:sheep"]
+
+    await until(is_listed)
+    assert (await launching.client.get("/models/herd")).json()["adapters"] == ["dog", "sheep"]
+    for adapter, tokens in expected.items():
+        name = f"herd:{adapter}" if adapter else "herd"
+        sampling = {"temperature": 0, "ignore_eos": True, "max_tokens": 12, "logprobs": 0}
+        result = await send(launching, name, PROMPT, **sampling)
+        assert result["state"] == "completed", result
+        assert [int(next(iter(one))) for one in result["logprobs"]] == tokens
+    await stop(launching, accepted["id"])
+    assert await names() in (["herd"], [])
 
 
 async def test_an_option_that_the_engine_refuses_is_the_reason(launching: Service) -> None:

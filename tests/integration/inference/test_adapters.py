@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import orjson
@@ -65,6 +66,42 @@ async def finish(service: Service, model: str) -> dict[str, Any]:
     result: dict[str, Any] = await post(service, "/results/", body, Prefer="wait=30")
     assert result["state"] == "completed", result
     return result
+
+
+LAUNCH = """INSERT INTO launches (id, team_id, name, provider, profile, model, state, spec)
+VALUES ($1::uuid, 'red', $1::text, 'local', 'here', 'a/b', $2, $3::text::jsonb)"""
+
+
+async def test_adapters_of_launches(adapted: Service) -> None:
+    """They are listed while every launched server of the model has them."""
+
+    async def listed() -> list[str]:
+        await adapted.services.registry.refresh()
+        (model,) = (await adapted.client.get("/models/")).json()
+        names = [one["id"] for one in (await adapted.client.get("/v1/models")).json()["data"]]
+        assert names == ["scripted", *(f"scripted:{name}" for name in model["adapters"])]
+        return [name for name in model["adapters"] if name != "secret"]
+
+    async def launch(state: str, adapters: dict[str, str]) -> str:
+        identifier, spec = str(uuid4()), {"served_name": "scripted", "adapters": adapters}
+        await fetch(LAUNCH, identifier, state, orjson.dumps(spec).decode())
+        return identifier
+
+    fetch = adapted.services.database.fetch
+    await launch("healthy", {"lamb": "/lamb", "goat": "a/goat", "secret": "/s"})
+    await launch("starting", {"cow": "/cow"})
+    assert await listed() == ["goat", "lamb", "sheep"]
+    lamb = await finish(adapted, "scripted:lamb")
+    assert (lamb["model_name"], lamb["parameters"]["lora_name"]) == ("scripted", "lamb")
+    second = await launch("unhealthy", {"goat": "a/goat"})
+    assert await listed() == ["goat", "sheep"]
+    await fetch("UPDATE launches SET spec = spec - 'adapters' WHERE id = $1::uuid", second)
+    assert await listed() == ["sheep"]
+    await fetch("UPDATE launches SET state = 'stopping'")
+    assert await listed() == ["sheep"]
+    body = {"model": "scripted:lamb", "content": PROMPT}
+    refused = await adapted.client.post("/results/", json=body)
+    assert_problem(refused, 404, "unknown_model")
 
 
 async def test_native_results_keep_the_adapter(adapted: Service) -> None:

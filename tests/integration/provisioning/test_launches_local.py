@@ -145,6 +145,38 @@ async def test_models_that_lead_out_of_their_root(launching: Service, tmp_path: 
         assert ended["submitted_at"] is None
 
 
+async def test_adapters_that_cannot_be_served(launching: Service, tmp_path: Path) -> None:
+    root = tmp_path / "home" / "models"
+    for name, config in (
+        ("model", "{}"),
+        ("wide", '{"r": 999}'),
+        ("fine", '{"r": 8}'),
+        ("no", "["),
+    ):
+        (root / name).mkdir(parents=True)
+        (root / name / "adapter_config.json").write_text(config)
+    (root / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (root / "out").symlink_to(tmp_path)
+    small: dict[str, object] = {"max_lora_rank": 1}
+    for name, engine, words in (
+        ("out", {}, "The adapter a's path leads out of the profile's model roots"),
+        ("no", {}, "has no adapter_config.json of a LoRA adapter (a)"),
+        ("absent", {}, "has no adapter_config.json of a LoRA adapter (a)"),
+        ("wide", {}, "An adapter has the rank 999; the engine's limit is 512"),
+        ("fine", small, "An adapter has the rank 8; the engine's limit is 1"),
+    ):
+        accepted = await launch(
+            launching, profile="strict", model=str(root / "model"), name=name, engine=engine,
+            adapters={"a": str(root / name)},
+        )  # fmt: skip
+        ended = await until_state(launching, accepted["id"], "failed")
+        assert words in ended["reason"]
+        assert ended["submitted_at"] is None
+    accepted = await launch(launching, profile="here", adapters={"a": "org/a"})
+    ended = await until_state(launching, accepted["id"], "failed")
+    assert "a launch cannot name others" in ended["reason"]
+
+
 @pytest.mark.parametrize("place", ["directory", "cache"])
 async def test_an_encoder_decoder_is_refused_before_its_job(
     launching: Service, tmp_path: Path, place: str
@@ -266,7 +298,8 @@ def test_the_command_line(launching_settings: Settings) -> None:
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("#!/bin/bash")
     made = command(settings, "create", "one", SCRIPTED, "--profile", "silent", "--cpus", "2",
-                   "--engine-option", "max-num-seqs=8", "--engine-option", "kv_cache_dtype=fp8")  # fmt: skip
+                   "--engine-option", "max-num-seqs=8", "--engine-option", "kv_cache_dtype=fp8",
+                   "--adapter", "sheep=org/sheep")  # fmt: skip
     assert made.returncode == 0, made.stderr
     launch_id = made.stdout.strip()
     again = command(settings, "create", "one", SCRIPTED, "--profile", "silent")
@@ -285,6 +318,7 @@ def test_the_command_line(launching_settings: Settings) -> None:
     spec = json.loads(command(settings, "show", launch_id).stdout)["spec"]
     assert (spec["cpus"], spec["engine"]["max_num_seqs"]) == (2, 8)
     assert spec["engine"]["kv_cache_dtype"] == "fp8"
+    assert spec["adapters"] == {"sheep": "org/sheep"}
     assert command(settings, "delete", launch_id).returncode == 1
     assert '"state": "stopping"' in command(settings, "stop", launch_id).stdout
     assert command(settings, "log", launch_id).stdout == ""

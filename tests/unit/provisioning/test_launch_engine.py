@@ -17,9 +17,9 @@ from tests.unit.provisioning.test_launch_requests import PROFILE, profiles, prof
 __all__ = ["profiles"]
 
 
-def packed_json(spec: LaunchSpec, name: str) -> Any:
+def packed_json(spec: LaunchSpec, name: str, place: ModelPlace | None = None) -> Any:
     """A file of version 1 of the model's entry in a job's directory."""
-    content = pack_directory("", spec, ModelPlace(), "")
+    content = pack_directory("", spec, place or ModelPlace(), "")
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         member = archive.extractfile(f"repository/{spec.served_name}/1/{name}")
         assert member is not None

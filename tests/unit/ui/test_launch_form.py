@@ -113,7 +113,7 @@ def test_a_launch_can_be_asked_for_again() -> None:
         name="one", model="org/model", revision=None, profile="here", served_name="model", tier="small",
         gpus=1, cpus=4, memory_gb=16, gres="gpu:1", partition=None, account=None, constraint=None,
         modules=["a/1", "b"], time_limit_minutes=60, idle_minutes=0.5, start_minutes=30, priority=0,
-        engine=EngineOptions(max_model_len=100, enforce_eager=True), trust_remote_code=False,
+        engine=EngineOptions(max_model_len=100, enforce_eager=True), adapters={"sheep": "/a/sheep", "goat": "org/goat"}, trust_remote_code=False,
     ).model_dump()  # fmt: skip
     again = to_launch(empty() | from_spec(spec))
     engine = {name: value for name, value in spec["engine"].items() if value is not None}
