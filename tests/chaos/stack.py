@@ -65,7 +65,7 @@ class MortalTriton(EmbeddedTriton):
 
     def kill_engine(self) -> None:
         """Kill vLLM's engine process, which the model's own process has started."""
-        engines = [one for one in self.family() if "EngineCore" in " ".join(one.cmdline())]
+        engines = [one for one in self.family() if "EngineCore" in " ".join(_command(one))]
         assert engines, "Triton runs no engine"
         processes.kill(engines)
 
@@ -77,12 +77,19 @@ class MortalTriton(EmbeddedTriton):
 
     def stubs(self) -> list[psutil.Process]:
         """The models' own processes."""
-        return [one for one in self.family()[1:] if "stub" in "".join(one.cmdline()[:1])]
+        return [one for one in self.family()[1:] if "stub" in "".join(_command(one)[:1])]
 
     def family(self) -> list[psutil.Process]:
         """The server and all processes below it."""
         assert self._process is not None
-        return [psutil.Process(self._process.pid), *processes.descendants(self._process.pid)]
+        return processes.family(self._process.pid)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """The command line of a process; nothing if it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return list(process.cmdline())
+    return []
 
 
 class MortalPostgres(EmbeddedPostgres):

@@ -1,5 +1,8 @@
 """A short storm (`make chaos` is the long one), and that its account finds what it looks for."""
 
+import logging
+import sys
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -7,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from app.core.logs import TextFormatter
+from tests.chaos.history import first_traceback
 from tests.chaos.storm import report, storm
 from tests.chaos.storm.faults import plan
 from tests.chaos.storm.invariants import (
@@ -100,3 +105,17 @@ def test_what_is_wrong_is_found(
     account = Account()
     check(account, [order], Ledger(rows()))
     assert account.found.get(what), account.found
+
+
+def test_a_traceback_in_a_log_is_found() -> None:
+    """By the service's own format, and by Python's."""
+    record = logging.makeLogRecord({"msg": "an attempt broke", "levelname": "ERROR"})
+    line = TextFormatter().format(record)
+    assert not first_traceback(f"{line}\n")
+    try:
+        raise ValueError("unforeseen")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+        printed = traceback.format_exc()
+    for found in (TextFormatter().format(record), f"{line}\n{printed}"):
+        assert "ValueError: unforeseen" in first_traceback(f"{line}\n{found}\n")

@@ -30,6 +30,7 @@ QUERY = "amber cedar"
 URIS = [png_uri(RED), png_uri(BLUE)]
 
 Row = dict[str, Any]
+CANCELLED: Row = {"state": "failed", "error_code": "cancelled"}
 
 
 def make_row(kind: str, asked: str, parameters: Row, **changes: Any) -> Row:
@@ -94,6 +95,15 @@ def test_right_results_are_not_found_fault_with(make: Callable[[], Row]) -> None
     assert account.is_clean, account.found
 
 
+@pytest.mark.parametrize("change", [{}, {"vector": None}])
+def test_a_cancelled_result_may_have_its_vector(change: Row) -> None:
+    account, row = Account(), make_embedding() | CANCELLED | change
+    order = make_order(row)
+    order.intent = "cancel"
+    check(account, [order], Ledger([row]))
+    assert account.is_clean, account.found
+
+
 def _short(row: Row) -> Row:
     return {"vector": row["vector"][:-4]}
 
@@ -133,6 +143,8 @@ def _other_image(row: Row) -> Row:
         (VECTORS, make_embedding, _doubled),
         (VECTORS, make_embedding, _rounded),
         (VECTORS, make_embedding, lambda _: {"state": "failed", "error_code": "model_error"}),
+        (VECTORS, make_embedding, lambda row: CANCELLED | _short(row)),
+        (VECTORS, make_scored, lambda _: CANCELLED | {"vector": struct.pack("<f", 0.25)}),
         (VECTORS, make_score, lambda _: {"vector": struct.pack("<f", 0.25)}),
         (VECTORS, make_scored, lambda _: {"vector": struct.pack("<f", 0.25)}),
         (SCORES, make_scored, lambda _: {"prompt_logprobs": None}),

@@ -7,7 +7,7 @@ import orjson
 
 from app.core.database import Database
 from app.results.retention.cleanup import cleaning_steps
-from tests.chaos.history import FORBIDDEN
+from tests.chaos.history import FORBIDDEN, first_traceback
 from tests.chaos.stack import Stack
 from tests.chaos.storm import invariants, job_invariants, reuse_invariants
 from tests.chaos.storm.client import Scene
@@ -39,11 +39,11 @@ async def draw_up(outcome: Outcome, stack: Stack, receiver: Receiver) -> None:
     job_invariants.check_jobs(account, scene.log.orders, await job_invariants.read(stack), receiver)
     await job_invariants.check_budget(account, stack, scene.log.orders)
     for name in stack.parts:
-        log = stack.log(name)
+        logged = first_traceback(stack.log(name))
         account.require(
             "no process met an error that it did not foresee",
-            holds="Traceback" not in log,
-            otherwise=f"{name}: {log[max(0, log.find('Traceback') - 500) :][:3000]}",
+            holds=not logged,
+            otherwise=f"{name}: {logged}",
         )
     for row in rows:
         end = row["error_code"] or row["state"]

@@ -61,10 +61,13 @@ class Client:
         return self._chance.choice(self.scene.ports)
 
     def body(self, number: int = 0) -> dict[str, Any]:
-        """The request of one prompt, natively."""
+        """The request of one prompt, natively: as a message if it has images."""
         order = self.order
-        body: dict[str, Any] = {"model": order.model, "content": order.prompts[number]}
-        return body | self.options()
+        content: dict[str, Any] = {"content": order.prompts[number]}
+        if order.images:
+            images = [{"url": one} for one in order.images]
+            content = {"messages": [content | {"role": "user", "images": images}]}
+        return {"model": order.model} | content | self.options()
 
     def options(self) -> dict[str, Any]:
         """Members of a native request except model and prompt."""

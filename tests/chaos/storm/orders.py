@@ -36,6 +36,7 @@ _SHARES = {
     "OpenAI completions, scored": 3,
     "OpenAI embeddings": 4,
     "native, embedding": 5,
+    "native, images": 4,
     "native, scored": 2,
     "rerank": 3,
     "score": 3,
@@ -48,6 +49,7 @@ _SHARES = {
 _INTENTS = {"plain": 70, "cancel": 15, "deadline": 5, "fail": 5, "refuse": 5}
 _WITH_INTENTS = ("native", "native, embedding", "context, then send")
 _OWN_INTENTS = {
+    "native, images": {"plain": 55, "cancel": 20, "deadline": 10, "fail": 10, "refuse": 5},
     "job": {"plain": 55, "cancel": 30, "fail": 15},
     "equal requests": {"plain": 75, "cancel": 15, "fail": 10},
 }
@@ -61,9 +63,10 @@ _MODELS = {
     # Never vLLM: its model has no vision, and its answers to equal requests differ.
     "Anthropic messages, images": SCRIPTED,
     "OpenAI chat, images": SCRIPTED,
+    "native, images": SCRIPTED,
     "equal requests": SCRIPTED,
 }
-_WITH_IMAGES = ("Anthropic messages, images", "OpenAI chat, images")
+_WITH_IMAGES = ("Anthropic messages, images", "OpenAI chat, images", "native, images")
 _KEYLESS = (
     "native, no key",
     "past its budget",
@@ -152,7 +155,7 @@ def draw(seed: str, number: int, *, with_vllm: bool) -> Order:
     count = _COUNTS.get(dialect, 1)
     choices = count if dialect == "OpenAI completions, n=2" else 1
     write = _text if model in (POOLING, RANKING) else _prompt
-    as_intended = "slow" if dialect in _WITH_IMAGES else intent
+    as_intended = "slow" if dialect in _WITH_IMAGES and intent == "plain" else intent
     prompts = [write(chance, f"{number}.{item}", as_intended) for item in range(count // choices)]
     if dialect == "equal requests":
         prompts = [_equal_prompt(seed, number // _EQUAL, intent)] * count

@@ -13,6 +13,7 @@ DIALECTS: dict[str, Callable[[Client], Awaitable[None]]] = {
     "native, streamed": native.streamed,
     "native, no key": native.without_a_key,
     "native, embedding": native.embedding,
+    "native, images": native.native,
     "native, scored": native.scored,
     "context, then send": native.saved_context,
     "equal requests": reuse.equal_requests,
