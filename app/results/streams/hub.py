@@ -132,7 +132,7 @@ class StreamHub:
         with (
             self.expecting(team_id, result_id) if signal is None else contextlib.nullcontext(signal)
         ) as own:
-            if is_new:
+            if is_new and not self.is_closing:  # closed before `own`: nothing would set it
                 await is_set_by(own, ends)
             while True:
                 own.clear()

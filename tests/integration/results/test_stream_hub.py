@@ -112,6 +112,16 @@ async def test_five_hundred_waiters_are_told(hub: Hub) -> None:
     assert hub.hub._waiters._signals == {}
 
 
+async def test_a_closed_hub_waits_for_no_result(hub: Hub) -> None:
+    """No event sets the signal of a result that is stored while the process stops."""
+    (identifier,) = await hub.bench.add(1)
+    hub.hub.close()
+    for is_new in (False, True):
+        with hub.hub.expecting(TEAM, identifier) as signal:
+            wait = hub.hub.wait_terminal(TEAM, identifier, 60, signal, is_new=is_new)
+            assert (await asyncio.wait_for(wait, 20)).state == "pending"
+
+
 async def test_only_the_results_own_waiters_wake(hub: Hub) -> None:
     first, second = await hub.bench.add(2)
     of_first, of_second = hub.wait(first), hub.wait(second, 1.0)
