@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -117,8 +118,7 @@ class TritonClient:
     def _connect(self) -> None:
         self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        # The method takes a stream of requests. One message and the end of the stream look the
-        # same on the wire, and cost less CPU time when they are sent as a unary request.
+        # As a unary request, one message costs less CPU time, and looks the same on the wire as a stream.
         self._infer = self._channel.unary_stream(
             "/inference.GRPCInferenceService/ModelStreamInfer",
             request_serializer=pb.ModelInferRequest.SerializeToString,
@@ -198,8 +198,8 @@ class TritonClient:
     def _session(self, model: str) -> EngineSession:
         session = self._sessions.get(model)
         if session is None or not session.is_open:
-            call = self._stub.ModelStreamInfer(metadata=self._headers)
-            session = self._sessions[model] = EngineSession(model, call, self._flush_seconds)
+            begin = partial(self._stub.ModelStreamInfer, metadata=self._headers)
+            session = self._sessions[model] = EngineSession(model, begin, self._flush_seconds)
             self._keep(session.reading)
         return session
 

@@ -1,6 +1,8 @@
 """A session with a model: many generations on one call, one response per engine step.
 
-The protocol is in docs/sessions.md. Commands of one loop round share a message.
+The protocol is in docs/sessions.md. Commands of one loop round share a message. From the first response on,
+messages have a call of their own: Triton aborts when it refuses a message, of a model that is being unloaded,
+on a call that it writes a response of a decoupled model to.
 """
 
 import asyncio
@@ -74,14 +76,17 @@ class _Slot:
 class EngineSession:
     """Generations of this process on a model; `is_open` while it takes further ones."""
 
-    def __init__(self, model: str, call: Any, flush_seconds: float) -> None:
-        """`call`: a new bidirectional call of ModelStreamInfer.
+    def __init__(self, model: str, begin: Callable[[], Any], flush_seconds: float) -> None:
+        """`begin` begins a bidirectional call of ModelStreamInfer.
 
         `flush_seconds`: for which the model may join output that is not live.
         """
         self.is_open = True
         self.model = model
-        self._call = call
+        self._begin = begin
+        self._call = begin()  # of the responses, and of the messages before the first of them
+        self._side_call: Any = None  # of the messages after it
+        self._refusals: asyncio.Task[None] | None = None
         self._id = uuid4().hex
         self._slots: dict[int, _Slot] = {}
         self._numbers = itertools.count(1)
@@ -185,18 +190,36 @@ class EngineSession:
         return taken
 
     async def _write(self) -> None:
+        call = self._call
         # An error ends the reading of the call, too, which reports it.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while not self._is_closing or self._commands:
                 await self._has_commands.wait()
+                if self._responses and self._side_call is None:
+                    call = self._side_call = self._begin()
+                    self._refusals = asyncio.create_task(self._read_refusals(call))
                 taken = self._take_commands()
                 message_id = f"{self._id}-{next(self._messages)}"
                 for _, slot in taken:
                     if slot is not None:
                         slot.message_id = message_id
                 commands = [encoded for encoded, _ in taken]
-                await self._call.write(build_message(self.model, self._id, message_id, commands))
+                await call.write(build_message(self.model, self._id, message_id, commands))
+            await call.done_writing()
             await self._call.done_writing()
+
+    async def _read_refusals(self, call: Any) -> None:
+        """Read the errors of messages: they have no other responses."""
+        error: GenerationError = StreamLostError("the model ended the session")
+        with contextlib.suppress(asyncio.CancelledError):
+            try:
+                async for response in call:
+                    if response.error_message:
+                        self._on_response(response)
+            except grpc.aio.AioRpcError as broken:
+                error = to_stream_error(broken)
+            if not self._is_closing:
+                self._fail(error)
 
     async def _read(self) -> None:
         error: GenerationError = StreamLostError("the model ended the session")
@@ -211,6 +234,10 @@ class EngineSession:
         finally:
             self.is_open, self._is_closing = False, True
             self._writing.cancel()
+            if self._side_call is not None:
+                self._side_call.cancel()
+            if self._refusals is not None:
+                self._refusals.cancel()
             if self._timer is not None:
                 self._timer.cancel()
             self._end_all(error)

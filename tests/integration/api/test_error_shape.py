@@ -36,7 +36,7 @@ async def test_every_route_refuses_in_its_dialects_shape(api: Service) -> None:
             assert_refusal(unknown, foreign, 403, "forbidden_origin")
     takes_nothing = {
         *("/models/", "/health/ready", "/webhooks/secret", "/v1/models", "/servers", "/me"),
-        *("/launches/catalogue", "/launches/profiles", "/metrics"),
+        *("/launches/catalogue", "/launches/engine-options", "/launches/profiles", "/metrics"),
     }
     silent = {key for key, found in refused.items() if not found}
     assert {key.split()[1] for key in silent} == SILENT | takes_nothing | {"/"}  # GET /

@@ -129,7 +129,19 @@ class Call:
         self.is_done_writing = False
         self.cancelled_at: float | None = None
         self.write_error: Exception | None = None
+        self._is_begun = False
+        self.side: SideCall | None = None
+        self.writer: asyncio.Task[Any] | None = None
+        self.carriers: list[Call] = []  # of each message
         self._responses: asyncio.Queue[Any] = asyncio.Queue()
+
+    def begin(self) -> "Call":
+        """Begin this call, and then the one of later messages."""
+        if self._is_begun:
+            self.side = SideCall(self)
+            return self.side
+        self._is_begun = True
+        return self
 
     # --- the session's side ---------------------------------------------------------------------
 
@@ -138,7 +150,12 @@ class Call:
         if self.write_error is not None:
             raise self.write_error
         assert not self.is_done_writing
+        self.keep(request, self)
+
+    def keep(self, request: pb.ModelInferRequest, carrier: "Call") -> None:
+        self.writer = asyncio.current_task()
         self.messages.append(read_message(request))
+        self.carriers.append(carrier)
         self.has_message.set()
 
     async def done_writing(self) -> None:
@@ -177,10 +194,26 @@ class Call:
         """Respond to a message, the first of which is 0, with an error."""
         response = pb.ModelStreamInferResponse(error_message=error)
         response.infer_response.id = self.messages[message].id
-        self._responses.put_nowait(response)
+        self.carriers[message]._responses.put_nowait(response)
 
     def end(self, error: Exception | None = None) -> None:
         self._responses.put_nowait(error)
+
+
+class SideCall(Call):
+    """The call of messages after the first response; `main` keeps them in their order."""
+
+    def __init__(self, main: Call) -> None:
+        super().__init__()
+        self.main = main
+        self.may_write = main.may_write
+
+    async def write(self, request: pb.ModelInferRequest) -> None:
+        await self.may_write.wait()
+        if self.main.write_error is not None:
+            raise self.main.write_error
+        assert not self.is_done_writing
+        self.main.keep(request, self)
 
 
 class Run:
@@ -223,7 +256,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.call = Call()
-        self.session = EngineSession("m", self.call, FLUSH_SECONDS)
+        self.session = EngineSession("m", self.call.begin, FLUSH_SECONDS)
 
     def run(self, prompt: str = "p", **options: Any) -> Run:
         return Run(self.session, prompt, **options)

@@ -238,6 +238,46 @@ async def test_a_refused_command_that_submits_nothing_ends_nothing() -> None:
 
 
 @in_virtual_time
+async def test_messages_after_the_first_response_have_a_call_of_their_own() -> None:
+    """Triton aborts when it refuses a message on a call that it writes a response to."""
+    engine = Engine()
+    (first,) = await engine.running(1)
+    second = engine.run()
+    await settle()
+    assert engine.call.carriers == [engine.call, engine.call]
+    engine.call.respond(Part(1, "a"))
+    await settle()
+    third = engine.run()
+    await settle()
+    side = engine.call.side
+    assert side is not None
+    assert engine.call.carriers == [engine.call, engine.call, side]
+    engine.call.refuse(2, "in a model that is not ready")
+    assert await third.error() == (NotTakenError, "in a model that is not ready")
+    engine.call.respond(ended(1), ended(2))
+    assert await first.error() is None
+    assert await second.error() is None
+    assert engine.call.cancelled_at == side.cancelled_at == now()
+
+
+@pytest.mark.parametrize("error", [rpc_error("broken"), None])
+@in_virtual_time
+async def test_a_session_whose_messages_are_lost_is_lost(error: Exception | None) -> None:
+    engine = Engine()
+    (run,) = await engine.running(1)
+    engine.call.respond(Part(1, "a"))
+    await settle()
+    run.live.set(True)
+    await settle()
+    assert engine.call.side is not None
+    engine.call.side.end(error)
+    detail = "the model ended the session" if error is None else "broken"
+    assert await run.error() == (StreamLostError, detail)
+    assert not engine.session.is_open
+    assert engine.call.cancelled_at == now()
+
+
+@in_virtual_time
 async def test_a_dead_model_ends_all() -> None:
     engine = Engine()
     (first,) = await engine.running(1)
