@@ -8,6 +8,7 @@ from uuid import UUID
 
 from app.api.admin.launches_schemas import launch_to_wire
 from app.api.json_codec import validate
+from app.cli import launch_models
 from app.cli.arguments import Run, add_command, add_subcommands
 from app.cli.database import store_command
 from app.cli.engine_options import ENGINE_OPTION_HELP, engine_option
@@ -69,6 +70,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     text = "List the engine's options with their types, defaults and choices."
     listing = add_command(actions, "engine-options", text, _engine_options)
     listing.add_argument("text", nargs="?", default="", help="part of a name or of its help")
+    launch_models.configure(
+        add_command(actions, "models", launch_models.TEXT, launch_models.run, launch_models.EPILOG)
+    )
     add("list", _list, "List launches, the newest first.")
     for name, run, text in (
         ("show", _show, "Show one launch as JSON."),

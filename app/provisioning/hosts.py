@@ -27,7 +27,7 @@ _INHERITED = re.compile(
     r"SLURM_\w+|OMP_NUM_THREADS"
 )
 _MAX_CONCURRENT_COMMANDS = 8  # commands that run at the same time
-_MAX_OUTPUT = 1 << 20
+MAX_OUTPUT = 1 << 20
 _SSH_FAILED = 255  # ssh's own exit status when it did not reach the other side
 
 
@@ -139,4 +139,4 @@ def _call(
 
 def _text(output: bytes) -> str:
     """The end of an output, without characters that PostgreSQL refuses."""
-    return output[-_MAX_OUTPUT:].decode(errors="replace").replace("\x00", "\ufffd")
+    return output[-MAX_OUTPUT:].decode(errors="replace").replace("\x00", "\ufffd")
