@@ -2,30 +2,27 @@
 
 import asyncio
 import base64
-import contextlib
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from weakref import WeakValueDictionary
 
 import httpx
 
-from app import __version__
 from app.core.byte_budget import read_within
 from app.core.errors import InvalidRequestError
+from app.core.guarded_client import GuardedClient
 from app.core.off_loop import off_loop
 from app.core.settings import Settings
-from app.core.team_lookups import TeamLookups
 from app.core.url_guard import Lookup, RefusedTargetError, UrlRules, url_fault
 from app.core.waiting import cancel_all
 from app.inference.images import BEGINNINGS, IMAGES, is_remote, measure, uris_of
 from app.results.drafts import check_image_count, invalid
 
-_CONNECT_SECONDS = 5.0
+_ACCEPT = {"accept": ", ".join(BEGINNINGS)}
 _PLACES = 64  # images that one process fetches at a time
 _PLACES_OF_TEAM = 8
 _PREFIX = len("data:image/jpeg;base64,")
@@ -40,42 +37,25 @@ class _FaultError(Exception):
 
 
 class ImageUrls:
-    """Fetches images of clients' URLs. One client a process; used inside `async with`.
-
-    As for webhooks: checked addresses alone, no cookies, no proxies, no redirects, no connection twice.
-    """
+    """Fetches images of clients' URLs. One a process; used inside `async with`."""
 
     def __init__(self, settings: Settings, lookup: Lookup = socket.getaddrinfo) -> None:
         self._rules = UrlRules(settings.image_urls == "any", "LLM_IMAGE_URLS=any")
         self._seconds = settings.image_url_timeout_seconds
         self._most_characters = settings.max_body_bytes
         self._most_images = settings.max_images
-        self._lookups = TeamLookups("image-dns", lookup)
         self._places = asyncio.Semaphore(_PLACES)
         self._places_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._client: httpx.AsyncClient | None = None
+        self._client: GuardedClient | None = None
         if settings.image_urls != "off":
-            self._client = httpx.AsyncClient(
-                verify=httpx.create_ssl_context(),  # or the authorities in SSL_CERT_FILE
-                trust_env=False,
-                follow_redirects=False,
-                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-                timeout=httpx.Timeout(self._seconds, connect=_CONNECT_SECONDS),
-                headers={
-                    "user-agent": f"llm-api-service/{__version__}",
-                    "accept": ", ".join(BEGINNINGS),
-                    "accept-encoding": "identity",
-                },
-            )
+            self._client = GuardedClient("image-dns", self._rules, self._seconds, lookup)
 
     async def __aenter__(self) -> "ImageUrls":
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._client is not None:
-            await self._client.aclose()
-        self._lookups.close()
+            await self._client.__aexit__()
 
     async def fetched(self, team_id: str, messages: Messages) -> Messages:
         """The messages with data URIs in the place of URLs; each URL is fetched once.
@@ -125,7 +105,7 @@ class ImageUrls:
             of_team = self._places_of[team_id] = asyncio.Semaphore(_PLACES_OF_TEAM)
         try:
             async with of_team, self._places:
-                media_type, content = await self._call(team_id, httpx.URL(url), room, count)
+                media_type, content = await self._get(team_id, url, room, count)
         except (_FaultError, RefusedTargetError) as error:
             raise _refused(url, str(error)) from None
         except httpx.TimeoutException:
@@ -137,26 +117,9 @@ class ImageUrls:
         encoded = await off_loop(len(content), lambda: base64.b64encode(content).decode())
         return f"data:{media_type};base64,{encoded}"
 
-    async def _call(
-        self, team_id: str, url: httpx.URL, room: "_Room", count: int
-    ) -> tuple[str, bytes]:
-        addresses = await self._lookups.resolve(team_id, url, self._rules)
-        for address in addresses[:-1]:
-            with contextlib.suppress(httpx.ConnectError, httpx.ConnectTimeout):
-                return await self._get(url, address, room, count)
-        return await self._get(url, addresses[-1], room, count)
-
-    async def _get(
-        self, url: httpx.URL, address: str, room: "_Room", count: int
-    ) -> tuple[str, bytes]:
+    async def _get(self, team_id: str, url: str, room: "_Room", count: int) -> tuple[str, bytes]:
         assert self._client is not None
-        async with self._client.stream(
-            "GET",
-            url.copy_with(host=address),
-            headers={"host": url.netloc.decode()},
-            # The certificate must be that of the name, for every address.
-            extensions={"sni_hostname": url.raw_host.decode().removesuffix(".")},
-        ) as response:
+        async with self._client.call(team_id, "GET", url, _ACCEPT) as response:
             media_type = _media_type(response)
             content = await room.read(response.aiter_raw(), count)
         if not content.startswith(BEGINNINGS[media_type]):

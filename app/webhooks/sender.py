@@ -15,17 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 
-from app import __version__
+from app.core.guarded_client import GuardedClient
 from app.core.settings import Settings
-from app.core.team_lookups import TeamLookups
 from app.core.url_guard import Lookup, RefusedTargetError, webhook_rules
 
 _SECRET_PREFIX = "whsec_"  # noqa: S105 - Standard Webhooks' mark of a secret, not one
-_CONNECT_SECONDS = 5.0
 _EXCERPT_SECONDS = 1.0
 _EXCERPT_BYTES = 256
 _HTTP_DATE = "%a, %d %b %Y %H:%M:%S GMT"
@@ -63,39 +60,26 @@ def _signature(secret: str, content: bytes) -> str:
 
 
 class Sender:
-    """Calls receivers. One client a process; used inside `async with`.
-
-    No cookies, no proxies, no redirects. No connection is used twice: two names may share an
-    address, and a connection was verified for one of them.
-    """
+    """Calls receivers. One a process; used inside `async with`."""
 
     def __init__(self, settings: Settings, lookup: Lookup = socket.getaddrinfo) -> None:
         self.timeout = settings.webhook_timeout_seconds
-        self._rules = webhook_rules(allow_private=settings.webhook_allow_private)
-        self._lookups = TeamLookups("webhook-dns", lookup)
-        self._client = httpx.AsyncClient(
-            verify=httpx.create_ssl_context(),  # or the authorities in SSL_CERT_FILE
-            trust_env=False,
-            follow_redirects=False,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            timeout=httpx.Timeout(self.timeout, connect=_CONNECT_SECONDS),
-            headers={"user-agent": f"llm-api-service/{__version__}", "accept-encoding": "identity"},
-        )
+        rules = webhook_rules(allow_private=settings.webhook_allow_private)
+        self._client = GuardedClient("webhook-dns", rules, self.timeout, lookup)
 
     async def __aenter__(self) -> "Sender":
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
-        self._lookups.close()
+        await self._client.__aexit__()
 
     async def send(
         self, team_id: str, url: str, headers: dict[str, str], body: bytes
     ) -> CallOutcome:
         try:
             async with asyncio.timeout(self.timeout):
-                return await self._call(team_id, httpx.URL(url), headers, body)
+                async with self._client.call(team_id, "POST", url, headers, body) as response:
+                    return await to_outcome(response)
         except TimeoutError:
             limit = f"{self.timeout:g} s (LLM_WEBHOOK_TIMEOUT_SECONDS)"
             return CallOutcome(f"no answer within {limit}")
@@ -105,28 +89,6 @@ class Sender:
             return CallOutcome(f"the name cannot be resolved: {error.strerror}")
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             return CallOutcome(_printable(f"{type(error).__name__}: {error}".removesuffix(": ")))
-
-    async def _call(
-        self, team_id: str, url: httpx.URL, headers: dict[str, str], body: bytes
-    ) -> CallOutcome:
-        addresses = await self._lookups.resolve(team_id, url, self._rules)
-        for address in addresses[:-1]:
-            with contextlib.suppress(httpx.ConnectError, httpx.ConnectTimeout):
-                return await self._post(url, address, headers, body)
-        return await self._post(url, addresses[-1], headers, body)
-
-    async def _post(
-        self, url: httpx.URL, address: str, headers: dict[str, str], body: bytes
-    ) -> CallOutcome:
-        async with self._client.stream(
-            "POST",
-            url.copy_with(host=address),
-            headers=headers | {"host": url.netloc.decode()},
-            content=body,
-            # The certificate must be that of the name, for every address.
-            extensions={"sni_hostname": url.raw_host.decode().removesuffix(".")},
-        ) as response:
-            return await to_outcome(response)
 
 
 async def to_outcome(response: httpx.Response) -> CallOutcome:

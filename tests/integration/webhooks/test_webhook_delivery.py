@@ -566,7 +566,7 @@ async def test_a_bug_of_ours_is_logged_and_tried_again(
         raise RuntimeError("a bug")
 
     async with receiving() as receiver, delivering(settings, schedule=(0.05,)):
-        monkeypatch.setattr("app.webhooks.sender.Sender._call", broken)
+        monkeypatch.setattr("app.webhooks.sender.to_outcome", broken)
         (result,) = await owe(connection, receiver.url)
         row = await until_ended(connection, result)
     assert (row["state"], row["attempts"]) == ("failed", 2)

@@ -100,9 +100,9 @@ async def test_the_end_of_a_sender_waits_for_no_lookup_and_drops_those_in_line(
         ]
         await until(lambda: asyncio.sleep(0, len(names.asked) >= 32))
     assert names.ended == []
-    assert sender._client.is_closed
+    assert sender._client._client.is_closed
     names.may_respond.set()
-    await asyncio.to_thread(sender._lookups.join)
+    await asyncio.to_thread(sender._client._lookups.join)
     assert len(names.asked) == 32
     outcome = await asyncio.gather(*calls, return_exceptions=True)
     assert sum(isinstance(one, asyncio.CancelledError) for one in outcome) == 40 - 32
