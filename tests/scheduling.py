@@ -4,6 +4,8 @@ A file is never divided; neither are the files of a group in `_GROUPS`. A proces
 test that it ran; the process that replaces it continues behind that test.
 """
 
+import contextlib
+
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -67,6 +69,10 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist ships no type i
         super()._reschedule(node)
         while self.workqueue and not node.shutting_down and self._tests_of(node) < _KNOWN_TESTS:
             self._assign_work_unit(node)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        with contextlib.suppress(OSError):  # it has just died: `remove_node` hands the file on
+            super()._assign_work_unit(node)
 
     def _tests_of(self, node: WorkerController) -> int:
         return int(self._pending_of(self.assigned_work[node]))
