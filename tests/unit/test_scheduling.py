@@ -26,7 +26,7 @@ def test_{n}():
 
 """
 
-# Of the controlling process: a command reaches a process that has died since it was chosen.
+# Loaded by the controlling process: a command reaches a process that has died since it was chosen.
 _SLOW_COMMANDS = """
 import time
 
