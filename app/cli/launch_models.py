@@ -5,7 +5,7 @@ import asyncio
 import sys
 
 from app.cli.table import write_table
-from app.core.settings import Settings
+from app.core.settings.processes import LaunchSettings
 from app.provisioning.catalogue import CatalogueEntry, read_catalogue
 from app.provisioning.hosts import HostError, Hosts
 from app.provisioning.model_scan import FoundModel, catalogue_entries, find_models
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    settings = Settings()
+    settings = LaunchSettings()
     try:
         profiles = _profiles(settings, options.profile)
         offered = read_catalogue(settings.catalogue_file)
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _profiles(settings: Settings, name: str | None) -> list[Profile]:
+def _profiles(settings: LaunchSettings, name: str | None) -> list[Profile]:
     """The profiles to search. Raises ProfileError."""
     profiles = read_profiles(settings.profiles_file)
     if not profiles:
