@@ -8,7 +8,7 @@ from uuid import UUID
 
 from app.api.admin.launches_schemas import launch_to_wire
 from app.api.json_codec import validate
-from app.cli import launch_models
+from app.cli import launch_download, launch_models
 from app.cli.arguments import Run, add_command, add_subcommands
 from app.cli.database import store_command
 from app.cli.engine_options import ENGINE_OPTION_HELP, engine_option
@@ -33,6 +33,7 @@ _EPILOG = """examples:
   python -m app launch create qwen Qwen/Qwen2.5-7B-Instruct \
       --engine-option max_num_seqs=64 --engine-option kv_cache_dtype=fp8
   python -m app launch engine-options cache
+  python -m app launch download Qwen/Qwen2.5-7B-Instruct --profile della
   python -m app launch list
   python -m app launch stop 01890000-0000-7000-8000-000000000000"""
 
@@ -73,6 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     launch_models.configure(
         add_command(actions, "models", launch_models.TEXT, launch_models.run, launch_models.EPILOG)
     )
+    launch_download.configure(actions)
     add("list", _list, "List launches, the newest first.")
     for name, run, text in (
         ("show", _show, "Show one launch as JSON."),

@@ -13,14 +13,17 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from app.provisioning.profiles import Profile
 
 COMMAND_SECONDS = 20.0
+_LINE_SECONDS = 120.0  # between two lines of a command that reports its progress
+_MAX_LINE = 65_536
 _CONNECT_SECONDS = 8
 _INHERITED = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|KRB5\w+|"
@@ -81,16 +84,62 @@ class Hosts:
 
         `environment` is added, if the host is this machine.
         """
-        if profile.host is not None:
-            command = [*self.ssh(profile), "-o", f"ControlPath={self._socket_folder()}/%C"]
-            command += ["-o", "ControlMaster=auto", "-o", "ControlPersist=60"]
-            words = [*command, "--", profile.host, shlex.join(words)]
-            environment = None
+        words, environment = self._placed(profile, words), _local(profile, environment)
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(self._threads, _call, words, content, environment)
-        if profile.host is not None and answer.status == _SSH_FAILED:
-            raise HostError(f"{profile.host} cannot be reached by ssh: {answer.error_line}")
+        _check_reached(profile, answer)
         return answer
+
+    async def follow(
+        self,
+        profile: Profile,
+        words: Sequence[str],
+        *,
+        content: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[str]:
+        """The output's lines of a long command, as they come. Raises HostError, also if it fails.
+
+        The command has to write a line each minute, and to end when its output is closed: it runs no
+        longer than this generator. Use it inside `contextlib.aclosing`.
+        """
+        words, environment = self._placed(profile, words), _local(profile, environment)
+        loop = asyncio.get_running_loop()
+        with tempfile.TemporaryFile() as errors:
+            process = _start(words, environment, errors)
+            assert process.stdout is not None
+            try:
+                await loop.run_in_executor(self._threads, _send, process, content)
+                while line := await self._line(words[0], process.stdout):
+                    yield line
+                status = await loop.run_in_executor(self._threads, process.wait)
+            finally:
+                process.kill()
+                process.wait()
+                process.stdout.close()
+            errors.seek(0)
+            answer = CommandOutput(status, "", _text(errors.read()))
+        _check_reached(profile, answer)
+        if status != 0:
+            raise HostError(answer.error_line or f"{words[0]} ended with status {status}")
+
+    async def _line(self, program: str, output: IO[bytes]) -> str:
+        """The next line, empty at the end. Raises HostError."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_LINE_SECONDS):
+                line = await loop.run_in_executor(self._threads, output.readline, _MAX_LINE)
+        except TimeoutError:
+            raise HostError(f"{program} has reported nothing for {_LINE_SECONDS:.0f} s") from None
+        return _text(line)
+
+    def _placed(self, profile: Profile, words: Sequence[str]) -> Sequence[str]:
+        """The command as it is started here."""
+        if profile.host is None:
+            return words
+        command = [*self.ssh(profile), "-o", f"ControlPath={self._socket_folder()}/%C"]
+        command += ["-o", "ControlMaster=auto", "-o", "ControlPersist=60"]
+        return [*command, "--", profile.host, shlex.join(words)]
 
     def ssh(self, profile: Profile) -> list[str]:
         command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}",
@@ -117,6 +166,35 @@ def inherited() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
 
 
+def _local(profile: Profile, environment: Mapping[str, str] | None) -> dict[str, str]:
+    """The environment of a command's process here; ssh's gets no addition."""
+    return inherited() | (dict(environment or {}) if profile.host is None else {})
+
+
+def _check_reached(profile: Profile, answer: CommandOutput) -> None:
+    if profile.host is not None and answer.status == _SSH_FAILED:
+        raise HostError(f"{profile.host} cannot be reached by ssh: {answer.error_line}")
+
+
+def _start(
+    words: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start a command here. Raises HostError."""
+    try:
+        return subprocess.Popen(  # noqa: S603 - a list of words, each of them checked
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
+        )
+    except OSError as error:
+        raise HostError(f"{words[0]} cannot be run here: {error.strerror}") from error
+
+
+def _send(process: subprocess.Popen[bytes], content: bytes) -> None:
+    """Write the standard input and close it; a process that reads less has its own reason."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as target:
+        target.write(content)
+
+
 def _call(
     words: Sequence[str], content: bytes = b"", environment: Mapping[str, str] | None = None
 ) -> CommandOutput:
@@ -127,7 +205,7 @@ def _call(
             input=content,
             capture_output=True,
             timeout=COMMAND_SECONDS,
-            env={**inherited(), **(environment or {})},
+            env=inherited() if environment is None else environment,
             check=False,
         )
     except OSError as error:

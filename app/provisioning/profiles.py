@@ -98,6 +98,7 @@ class Profile(Table):
     # --- its files
     home: PlainPath
     cache: PlainPath | None = None
+    python: PlainPath | None = None  # of the host, for downloads; see model_download
     model_roots: tuple[PlainPath, ...] = ()
     # --- Slurm's options, unless a request has others
     partition: Name | None = None

@@ -22,6 +22,7 @@ class Settings(
     observability.ObservabilitySettings,
     processes.WebhookSettings,
     processes.LaunchSettings,
+    processes.DownloadSettings,
     indexes.IndexSettings,
 ):
     """All settings of an API or worker process; names and units as in `docs/settings.md`."""

@@ -1,10 +1,13 @@
 """Workers and the loops that run beside them."""
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, SecretStr, field_validator
 
 from app.core.settings.fields import Optional, Section
+
+HUGGING_FACE = "https://huggingface.co"
 
 
 class WorkerSettings(Section, title="Worker"):
@@ -69,3 +72,24 @@ class LaunchSettings(Section, title="Launches"):
     """Time limit of one such check; after it another worker takes the launch."""
     launch_drain_seconds: float = Field(60.0, ge=0, le=86_400)
     """Time that running results have to finish when their launch is stopped."""
+
+
+class DownloadSettings(Section, title="Downloads of models"):
+    hub_endpoint: str = Field(HUGGING_FACE, alias="HF_ENDPOINT")
+    """Hub that `launch download` fetches from; the profile's host has to reach it. Tokens are sent over
+    https only, or to loopback."""
+    hugging_face_token_file: Optional[Path] = None
+    """File of the sealed token for downloads, which `launch token set` writes
+    ([launches.md](launches.md#the-token)). Unset: downloads send no token."""
+    seal_secret: Optional[SecretStr] = None
+    """Secret that seals the stored token; 32 random bytes or more (`openssl rand -base64 32`), kept
+    apart from the file."""
+
+    @field_validator("hub_endpoint")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        value = value or HUGGING_FACE  # a line of an environment file that sets it to nothing
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            raise ValueError("must be an http or https URL without a name and password")
+        return value.rstrip("/")

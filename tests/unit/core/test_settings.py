@@ -75,7 +75,7 @@ def test_values_out_of_bounds_are_refused(
 
 def test_every_alias_is_upper_case_and_ours_or_the_originals() -> None:
     assert all(name.isupper() for name in ALIASES)
-    assert all(name.startswith(("LLM_", "TRITON_", "JWT_", "OTEL_")) for name in ALIASES)
+    assert all(name.startswith(("LLM_", "TRITON_", "JWT_", "OTEL_", "HF_")) for name in ALIASES)
 
 
 OLD_NAMES = {
