@@ -84,11 +84,11 @@ async def _fetch(settings: _Settings, profile: Profile, model: str, revision: st
 
         def report(done: int, total: int) -> None:
             nonlocal begun
+            if not total:
+                line.report("listing the files", 0, "")
+                return
             if not begun[1]:
-                begun = (
-                    time.monotonic(),
-                    done,
-                )  # what an earlier download left is not this one's rate
+                begun = (time.monotonic(), done)  # the rate is this download's own
             rate = (done - begun[1]) / max(0.001, time.monotonic() - begun[0])
             detail = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e6:.1f} MB/s"
             line.report("download", done / max(1, total), detail)
