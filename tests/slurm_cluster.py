@@ -1,6 +1,6 @@
 """A real Slurm on loopback for a test session: munged, slurmctld and slurmd, state in one folder.
 
-One node, `localhost`, with a GPU that is none (/dev/zero). Needs root, and Debian's packages munge,
+One node, `localhost`, or a pair, each with a GPU that is none (/dev/zero). Needs root, and Debian's packages munge,
 slurm-wlm and slurm-client.
 """
 
@@ -20,6 +20,9 @@ from pathlib import Path
 from app.cli.up import processes
 
 NODE = "localhost"
+_HOST = socket.gethostname().split(".")[0]
+# Debian's Slurm takes several slurmd on one machine if no node is named localhost.
+PAIR = (_HOST, f"{_HOST}-2")
 PARTITION, OTHER_PARTITION = "main", "short"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 _START_SECONDS = 20.0
@@ -27,17 +30,16 @@ _CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ctld_port}
-SlurmdPort={slurmd_port}
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 AuthType=auth/munge
 AuthInfo=socket={directory}/munge.sock
 SlurmUser=root
 StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool
+SlurmdSpoolDir={directory}/spool-%n
 SlurmctldPidFile={directory}/slurmctld.pid
-SlurmdPidFile={directory}/slurmd.pid
+SlurmdPidFile={directory}/slurmd-%n.pid
 SlurmctldLogFile={directory}/slurmctld.log
-SlurmdLogFile={directory}/slurmd.log
+SlurmdLogFile={directory}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -51,10 +53,11 @@ SlurmdTimeout=5
 OverTimeLimit=0
 ReturnToService=0
 MailProg=/bin/true
-NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=8000 Gres=gpu:1
-PartitionName=main Nodes={node} Default=YES MaxTime=60 DefMemPerCPU=100
-PartitionName=short Nodes={node} MaxTime=1 DefMemPerCPU=100
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=60 DefMemPerCPU=100
+PartitionName=short Nodes=ALL MaxTime=1 DefMemPerCPU=100
 """
+_NODE = "NodeName={} NodeHostname={} NodeAddr=127.0.0.1 Port={} CPUs=8 RealMemory=8000 Gres=gpu:1"
 
 
 def is_installed() -> bool:
@@ -68,6 +71,7 @@ class SlurmCluster:
     """A running cluster; its clients need `environment`."""
 
     directory: Path
+    nodes: tuple[str, ...] = (NODE,)
     kept: set[str] = field(default_factory=set)  # names of jobs that are none of a test's
 
     @property
@@ -88,24 +92,26 @@ class SlurmCluster:
         return [line.split()[0] for line in lines if line.split()[1] not in self.kept]
 
     def settle(self) -> None:
-        """Cancel all jobs, and make the node accept jobs again."""
+        """Cancel all jobs, and make the nodes accept jobs again."""
         if jobs := self.jobs():
             self.run("scancel", *jobs)
         deadline = time.monotonic() + 30
         while self.jobs():
             assert time.monotonic() < deadline, self.run("squeue")
             time.sleep(0.1)
-        self.run("scontrol", "update", f"nodename={NODE}", "state=resume", check=False)
+        self.run(
+            "scontrol", "update", f"nodename={','.join(self.nodes)}", "state=resume", check=False
+        )
 
 
 @contextlib.contextmanager
-def start_slurm() -> Iterator[SlurmCluster]:
+def start_slurm(nodes: tuple[str, ...] = (NODE,)) -> Iterator[SlurmCluster]:
     """A cluster for as long as the context lasts. Its folder has a short path: sockets need one."""
     directory = Path(tempfile.mkdtemp(prefix="slurm-"))
-    cluster = SlurmCluster(directory)
+    cluster = SlurmCluster(directory, nodes)
     started: list[subprocess.Popen[bytes]] = []
     try:
-        _configure(directory)
+        _configure(directory, nodes)
         log = directory / "daemons.log"
         environment = os.environ | cluster.environment
         munge = ["--foreground", f"--key-file={directory}/munge.key", f"--socket={directory}/munge.sock",
@@ -114,12 +120,14 @@ def start_slurm() -> Iterator[SlurmCluster]:
         for command in (
             ["/usr/sbin/munged", *munge],
             ["/usr/sbin/slurmctld", "-D", "-c"],
-            ["/usr/sbin/slurmd", "-D", "-N", NODE],
+            *(["/usr/sbin/slurmd", "-D", "-N", node] for node in nodes),
         ):
             if len(started) == 1:
                 _wait(lambda: (directory / "munge.sock").exists(), directory)
             started.append(processes.spawn(command, log_file=log, env=environment))
-        _wait(lambda: "idle" in cluster.run("sinfo", "--noheader", "-o%T", check=False), directory)
+        states = ("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T")
+        idle = ["idle"] * len(nodes)
+        _wait(lambda: cluster.run(*states, check=False).split() == idle, directory)
         yield cluster
         cluster.settle()
     finally:
@@ -135,22 +143,23 @@ def start_slurm() -> Iterator[SlurmCluster]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _configure(directory: Path) -> None:
+def _configure(directory: Path, nodes: tuple[str, ...]) -> None:
     directory.chmod(0o755)
-    for name in ("state", "spool"):
-        (directory / name).mkdir()
+    (directory / "state").mkdir()
     key = directory / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
+    names = (_HOST, *nodes[1:])
+    lines = [
+        _NODE.format(node, name, processes.free_port())
+        for node, name in zip(nodes, names, strict=True)
+    ]
     config = _CONFIG.format(
-        host=socket.gethostname().split(".")[0],
-        directory=directory,
-        node=NODE,
-        ctld_port=processes.free_port(),
-        slurmd_port=processes.free_port(),
+        host=_HOST, directory=directory, ctld_port=processes.free_port(), nodes="\n".join(lines)
     )
     (directory / "slurm.conf").write_text(config)
-    (directory / "gres.conf").write_text(f"NodeName={NODE} Name=gpu File=/dev/zero\n")
+    gpus = "".join(f"NodeName={node} Name=gpu File=/dev/zero\n" for node in nodes)
+    (directory / "gres.conf").write_text(gpus)
 
 
 def _wait(condition: object, directory: Path) -> None:
