@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
@@ -18,9 +19,9 @@ from app.core.ids import new_id
 from app.core.settings import Settings
 from app.inference.engine_options import engine_options
 from app.provisioning.catalogue import read_catalogue
-from app.provisioning.job_script import render_script
-from app.provisioning.profiles import read_profiles
-from app.provisioning.spec import LaunchCreate, to_spec
+from app.provisioning.job_script import ModelPlace, engine_settings, render_script
+from app.provisioning.profiles import Profile, read_profiles
+from app.provisioning.spec import LaunchCreate, LaunchSpec, to_spec
 from app.provisioning.store import Launch, LaunchStore
 
 _HELP = """Launch Triton servers by the profiles of LLM_PROFILES_FILE, show their states, and stop them.
@@ -40,7 +41,12 @@ _EPILOG = """examples:
 # Options of `create` that are members of the request by the same name.
 _TEXTS = ("revision", "provider", "profile", "served-name", "tier", "partition", "account",
           "constraint")  # fmt: skip
-_NUMBERS = ("gpus", "cpus", "memory-gb")
+_NUMBERS = {
+    "nodes": "nodes of a server, only of Slurm (1); they are joined by Ray",
+    "gpus": "GPUs of each node",
+    "cpus": "CPU cores of each node",
+    "memory-gb": "host memory of each node",
+}
 
 _on_launches = store_command("launch", lambda database, _: LaunchStore(database))
 
@@ -59,15 +65,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("model", help="Hugging Face id, or a path below the profile's model roots")
     for name in _TEXTS:
         option(f"--{name}")
-    for name in _NUMBERS:
-        option(f"--{name}", type=int)
+    for name, text in _NUMBERS.items():
+        option(f"--{name}", type=int, help=text)
     option("--minutes", type=int, help="time limit of the job")
     option("--idle-minutes", type=float, help="stop after this time without use; 0: never")
     option("--engine-option", type=engine_option, action="append", default=[],
            metavar="NAME=VALUE", help=ENGINE_OPTION_HELP)  # fmt: skip
     option("--adapter", type=_adapter, action="append", default=[], metavar="NAME=PLACE",
            help="a LoRA adapter: a directory on the host, or a Hugging Face id; repeat it for several")  # fmt: skip
-    option("--dry-run", action="store_true", help="only print the job's script")
+    option(
+        "--dry-run",
+        action="store_true",
+        help="only print the job's script and the engine's model.json",
+    )
     text = "List the engine's options with their types, defaults and choices."
     listing = add_command(actions, "engine-options", text, _engine_options)
     listing.add_argument("text", nargs="?", default="", help="part of a name or of its help")
@@ -97,7 +107,7 @@ def _create(options: argparse.Namespace) -> int:
         return 2
     profile = profiles[spec.profile]
     if options.dry_run:
-        sys.stdout.write(render_script(new_id(), spec, profile))
+        _print_dry_run(spec, profile)
         return 0
 
     @_on_launches
@@ -108,8 +118,15 @@ def _create(options: argparse.Namespace) -> int:
     return create(options)
 
 
+def _print_dry_run(spec: LaunchSpec, profile: Profile) -> None:
+    """Print the files under headings, as `head` does. An entry of a repository has its own model.json."""
+    arguments = json.dumps(engine_settings(spec, ModelPlace()), indent=2)
+    files = {"job.sh": render_script(new_id(), spec, profile), "model.json": f"{arguments}\n"}
+    sys.stdout.write("\n".join(f"==> {name} <==\n{text}" for name, text in files.items()))
+
+
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    def given(names: tuple[str, ...]) -> dict[str, Any]:
+    def given(names: Iterable[str]) -> dict[str, Any]:
         members = {name.replace("-", "_") for name in names}
         return {name: value for name in members if (value := getattr(options, name)) is not None}
 

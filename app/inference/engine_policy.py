@@ -80,14 +80,14 @@ FREE: dict[str, dict[str, str]] = {
         "seed": "Seed of the engine's random numbers.",
     },
     "Parallelism": {
-        "pipeline_parallel_size": "Stages of layers on different GPUs; it must divide the launch's GPUs.",
+        "pipeline_parallel_size": "Stages of layers on different GPUs, by default one a node; it must divide the launch's GPUs.",
         "decode_context_parallel_size": "GPUs that share the cache of a request.",
         "enable_expert_parallel": "Whole experts on each GPU, instead of a part of each.",
         "enable_eplb": "Move experts between GPUs by their load.",
         "enable_ep_weight_filter": "",
         "expert_placement_strategy": "",
         "all2all_backend": "",
-        "distributed_executor_backend": "mp: a process for each GPU; uni: one process.",
+        "distributed_executor_backend": "mp: a process for each GPU; uni: one process. Several nodes: ray.",
         "distributed_timeout_seconds": "",
         "cpu_distributed_timeout_seconds": "",
         "disable_custom_all_reduce": "Use NCCL for sums over GPUs.",
@@ -236,7 +236,7 @@ NARROWED: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "tokenizer_mode": (None, _CODE),
 }
 
-_ONE_NODE = "a server is one engine on one node"
+_ONE_ENGINE = "a server is one engine"
 _DEVICES = "the job's resources decide it"
 _LIFE = "the service starts, watches and ends the engine"
 _OUTPUT = "no result of the service has its output"
@@ -247,19 +247,19 @@ OWNED: dict[str, tuple[str, ...]] = {
     "the `revision` decides it": ("revision", "tokenizer_revision"),
     "a launch has `trust_remote_code` for it": ("trust_remote_code",),
     "the adapters of the launch, or of the entry, decide it": ("enable_lora",),
-    "it follows from `resources.gpus`": ("tensor_parallel_size",),
+    "it follows from `resources.gpus` and `resources.nodes`": ("tensor_parallel_size",),
     "the specification of a launch can be read, and this is a secret: log in on the host": (
         "hf_token",
     ),
     "the service reads reasoning by itself": ("reasoning_parser",),
-    _ONE_NODE: (
+    "it follows from `resources.nodes`": ("master_addr", "master_port", "nnodes", "node_rank"),
+    _ONE_ENGINE: (
         "_api_process_count", "_api_process_rank", "data_parallel_address", "data_parallel_backend",
         "data_parallel_external_lb", "data_parallel_hybrid_lb",
         "data_parallel_multi_port_external_lb", "data_parallel_rank", "data_parallel_rpc_port",
         "data_parallel_size", "data_parallel_size_local", "data_parallel_start_rank",
         "disable_nccl_for_dp_synchronization", "dp_sync_interval", "elastic_ep_max_dp_size",
-        "enable_elastic_ep", "master_addr", "master_port", "nnodes", "node_rank",
-        "prefill_context_parallel_size", "ray_workers_use_nsight",
+        "enable_elastic_ep", "prefill_context_parallel_size", "ray_workers_use_nsight",
     ),
     _DEVICES: ("device_ids", "numa_bind", "numa_bind_cpus", "numa_bind_nodes"),
     _LIFE: (

@@ -30,6 +30,7 @@ from app.inference.adapters import ADAPTERS_FILE
 from app.inference.model_repository import CONFIG
 from app.inference.triton_access import restriction
 from app.provisioning.profiles import Profile
+from app.provisioning.ray_script import MIN_RAY, RayPart, ray_part
 from app.provisioning.spec import LaunchSpec
 
 LAUNCH_VARIABLE = "LAUNCH_ID"  # in the environment of every process of a launch
@@ -49,16 +50,16 @@ mkdir running || exit 0  # it was submitted twice, and the other one runs
 finish() {{
     code=$?
     printf '%s %s\n' "$code" "$SECONDS" >exit.new && mv -f exit.new exit
-}}
+{ending}}}
 trap finish EXIT
 trap 'exit 143' TERM INT
 
-# Any free port on the node's loopback.
+# Any free port of an address of the node, by default of its loopback.
 free_port() {{
     local port
     while :; do
         port=$(({first_port} + (RANDOM * 32768 + RANDOM) % {ports}))
-        (: <>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break
+        (: <>"/dev/tcp/${{1:-127.0.0.1}}/$port") 2>/dev/null || break
     done
     printf '%s' "$port"
 }}
@@ -72,14 +73,14 @@ export LLM_TRITON_SECRET TRITON_HTTP_SERVICE=127.0.0.1:"$http" TRITON_METRICS_SE
 
 {environment}
 {prepare}
-{command} \
+{cluster}{command} \
     --model-repository={directory}/repository --model-control-mode=explicit --load-model={served} \
     --grpc-address={listen} --grpc-port="$grpc" --metrics-address={listen} --metrics-port="$metrics" \
     {access} &
 server=$!
 trap 'kill -TERM "$server" 2>/dev/null; wait "$server"; exit 143' TERM INT
 printf '%s %s %s\n' "$node" "$grpc" "$metrics" >address.new && mv -f address.new address
-wait "$server"
+{watch}wait "$server"
 """
 
 
@@ -111,6 +112,7 @@ def render_script(
 ) -> str:
     place = place or ModelPlace(spec.model if spec.model.startswith("/") else None)
     directory = directory_of(profile, launch)
+    ray = _ray(spec, profile, directory, place)
     body = _SCRIPT.format(
         directory=shlex.quote(directory),
         variable=LAUNCH_VARIABLE,
@@ -123,6 +125,9 @@ def render_script(
         command=shlex.join(_command(spec, profile, directory, place)),
         served=shlex.quote(spec.served_name),
         listen=shlex.quote(profile.listen),
+        cluster=ray.cluster,
+        watch=ray.watch,
+        ending=ray.ending,
     )
     options = _sbatch_options(launch, spec, directory) if profile.provider == "slurm" else []
     # `module` is a function of login shells.
@@ -138,8 +143,9 @@ def _sbatch_options(launch: UUID, spec: LaunchSpec, directory: str) -> list[str]
         "chdir": directory,
         "output": f"{directory}/log",
         "open-mode": "append",
-        "nodes": 1,
-        "ntasks": 1,
+        "nodes": spec.nodes,
+        "ntasks": spec.nodes,
+        "ntasks-per-node": 1 if spec.nodes > 1 else None,
         "cpus-per-task": spec.cpus,
         "mem": f"{spec.memory_gb}G",
         "time": spec.time_limit_minutes,
@@ -184,6 +190,11 @@ def _command(spec: LaunchSpec, profile: Profile, directory: str, place: ModelPla
     command = [*_supervisor(profile, directory, "python3"), *profile.command]
     if profile.runtime == "plain":
         return command
+    return [*_container(spec, profile, directory, place), *command]
+
+
+def _container(spec: LaunchSpec, profile: Profile, directory: str, place: ModelPlace) -> list[str]:
+    """The words before a command that run it inside the profile's image."""
     assert profile.image is not None
     binds = [f"{directory}:{directory}"]
     if profile.cache is not None:
@@ -193,7 +204,29 @@ def _command(spec: LaunchSpec, profile: Profile, directory: str, place: ModelPla
     words = ["apptainer", "exec", *(["--nv"] if spec.gpus else []), "--pwd", directory]
     for bind in binds:
         words += ["--bind", bind]
-    return [*words, profile.image, *command]
+    return [*words, profile.image]
+
+
+def _ray(spec: LaunchSpec, profile: Profile, directory: str, place: ModelPlace) -> RayPart:
+    package = shlex.quote(f"ray>={MIN_RAY}")
+    if profile.runtime == "embedded":
+        # As serve.sh does for Triton.
+        unset = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
+        words = ["env", *(f"--unset={name}" for name in unset), f"{profile.venv}/bin/ray"]
+        remedy = f"{profile.venv}/bin/pip install {package}"
+    elif profile.runtime == "apptainer":
+        words = [*_container(spec, profile, directory, place), "ray"]
+        remedy = f"pip install {package} in the image {profile.image}"
+    else:
+        words, remedy = ["ray"], f"pip install {package}, with the command on PATH of each node"
+    return ray_part(
+        nodes=spec.nodes,
+        gpus=spec.gpus,
+        cpus=spec.cpus,
+        start_minutes=spec.start_minutes,
+        ray=words,
+        remedy=remedy,
+    )
 
 
 def _supervisor(profile: Profile, directory: str, python: str) -> list[str]:
@@ -211,8 +244,11 @@ def engine_settings(spec: LaunchSpec, place: ModelPlace) -> dict[str, Any]:
     settings: dict[str, Any] = {"model": place.path or spec.model}
     if spec.revision is not None:
         settings |= {"revision": spec.revision, "tokenizer_revision": spec.revision}
-    if spec.gpus > spec.engine.pipeline_stages:
-        settings["tensor_parallel_size"] = spec.gpus // spec.engine.pipeline_stages
+    if spec.all_gpus > spec.pipeline_stages:
+        settings["tensor_parallel_size"] = spec.all_gpus // spec.pipeline_stages
+    if spec.nodes > 1:
+        settings["pipeline_parallel_size"] = spec.pipeline_stages
+        settings["distributed_executor_backend"] = "ray"
     if not spec.gpus:
         settings["enforce_eager"] = True
     if spec.trust_remote_code:

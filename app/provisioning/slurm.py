@@ -105,7 +105,8 @@ class Slurm:
         return (int(found[1]), int(found[2])) if found else (None, None)
 
     async def _node_reason(self, profile: Profile, node: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", node):
+        # Several nodes are a list such as "n1,n[2-4]": the first reason of one counts.
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._,\[\]-]*", node):
             return ""
         answer = await self._hosts.run(profile, ["scontrol", "show", "node", "-o", node])
         found = re.search(r"\bReason=(.*?) \[", answer.output)

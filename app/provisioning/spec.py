@@ -15,6 +15,7 @@ from app.provisioning.profiles import Name, Profile, Provider, Tier, find_profil
 from app.provisioning.resources import choose_tier, size_of
 
 MAX_ADAPTERS = 64  # of a launch
+MAX_NODES = 64
 
 Plain = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,32}$")]
 
@@ -27,8 +28,11 @@ class StrictModel(BaseModel):
 
 
 class ResourceRequest(StrictModel):
-    """Resources of one server, on one node; absent ones are the tier's."""
+    """Resources of one server, on each of its nodes; absent ones are the tier's."""
 
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = Field(
+        None, description="Nodes of a server, only of Slurm; more than one are joined by Ray."
+    )
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     cpus: Annotated[int, Field(ge=1, le=1024)] | None = None
     memory_gb: Annotated[int, Field(ge=1, le=16_384)] | None = None
@@ -52,8 +56,9 @@ class EngineOptions(BaseModel):
     enforce_eager: bool | None = None
 
     @property
-    def pipeline_stages(self) -> int:
-        return int((self.model_extra or {}).get("pipeline_parallel_size", 1))
+    def pipeline_stages(self) -> int | None:
+        """The request's number of stages, if it has one."""
+        return (self.model_extra or {}).get("pipeline_parallel_size")
 
 
 class ModelChoice(StrictModel):
@@ -111,6 +116,7 @@ class LaunchSpec(StrictModel):
     profile: Name
     served_name: Name
     tier: str
+    nodes: int = 1  # each has the following resources
     gpus: int
     cpus: int
     memory_gb: int
@@ -127,6 +133,15 @@ class LaunchSpec(StrictModel):
     adapters: dict[AdapterName, ModelName] = Field(default_factory=dict)
     trust_remote_code: bool
 
+    @property
+    def all_gpus(self) -> int:
+        return self.nodes * self.gpus
+
+    @property
+    def pipeline_stages(self) -> int:
+        """Stages of layers: by default one a node, so that tensors are divided inside a node."""
+        return self.engine.pipeline_stages or self.nodes
+
 
 def to_spec(
     request: LaunchCreate,
@@ -142,6 +157,7 @@ def to_spec(
     given = request.resources
     gpus = tier.gpus if given.gpus is None else given.gpus
     tier_gres = tier.gres if gpus == tier.gpus else None
+    nodes = _nodes(request, profile, gpus)
     if request.trust_remote_code and not profile.trust_remote_code:
         raise invalid_field("trust_remote_code", f"the profile {profile.name!r} does not allow it")
     minutes = request.time_limit_minutes or profile.default_minutes
@@ -156,6 +172,7 @@ def to_spec(
         profile=profile.name,
         served_name=request.served_name or _served_name(request.model),
         tier=tier.name,
+        nodes=nodes,
         gpus=gpus,
         cpus=given.cpus or tier.cpus,
         memory_gb=given.memory_gb or tier.memory_gb,
@@ -168,19 +185,37 @@ def to_spec(
         idle_minutes=profile.idle_minutes if request.idle_minutes is None else request.idle_minutes,
         start_minutes=request.start_minutes or profile.start_minutes,
         priority=request.priority,
-        engine=_engine(request, profile, gpus),
+        engine=_engine(request, profile, nodes, gpus),
         adapters=_adapters(request, profile),
         trust_remote_code=request.trust_remote_code,
     )
 
 
-def _engine(request: LaunchCreate, profile: Profile, gpus: int) -> EngineOptions:
+def _nodes(request: LaunchCreate, profile: Profile, gpus: int) -> int:
+    nodes = request.resources.nodes or 1
+    if nodes > 1 and profile.provider != "slurm":
+        raise invalid_field(
+            "resources.nodes",
+            f"only Slurm has servers of several nodes, and the profile {profile.name!r} is of "
+            f"{profile.provider}",
+        )
+    if nodes > 1 and not gpus:
+        raise invalid_field("resources.nodes", "a server of several nodes needs GPUs on each")
+    return nodes
+
+
+def _engine(request: LaunchCreate, profile: Profile, nodes: int, gpus: int) -> EngineOptions:
     given = check_engine_options(request.engine.model_dump(), profile.engine_options)
     engine = EngineOptions(**given)
     stages = engine.pipeline_stages
-    if stages < 1 or max(gpus, 1) % stages:
+    if stages is not None and (stages < 1 or max(nodes * gpus, 1) % stages):
         raise invalid_field(
-            "engine.pipeline_parallel_size", f"must divide the launch's GPUs, which are {gpus}"
+            "engine.pipeline_parallel_size",
+            f"must divide the launch's GPUs, which are {nodes * gpus}",
+        )
+    if nodes > 1 and "distributed_executor_backend" in given:
+        raise invalid_field(
+            "engine.distributed_executor_backend", "is ray in a launch of several nodes"
         )
     return engine
 
@@ -250,10 +285,12 @@ def _tier(
     size = offered.size_gb if offered else None
     if size is None and name is None:
         size = size_of(model, revision, profile)
-    tier = choose_tier(profile, size, name)
+    # Each node holds its part of the weights.
+    share = None if size is None else size / (request.resources.nodes or 1)
+    tier = choose_tier(profile, share, name)
     if tier is None:
         names = ", ".join(one.name for one in profile.tiers)
-        what = "has no such tier" if name else f"has no tier for {size} GB"
+        what = "has no such tier" if name else f"has no tier for {share:g} GB"
         raise invalid_field("tier", f"the profile {profile.name!r} {what}; there are {names}")
     return tier
 

@@ -75,9 +75,15 @@ _LAUNCH = (
     ),
 )
 _RESOURCES = (
-    Field("resources.gpus", "GPUs", "On one node.", "whole"),
-    Field("resources.cpus", "CPU cores", "On one node.", "whole"),
-    Field("resources.memory_gb", "Memory, GB", "The host's memory, not the GPU's.", "whole"),
+    Field(
+        "resources.nodes",
+        "Nodes",
+        "Nodes of a cluster for this server, joined by Ray. Default: 1.",
+        "whole",
+    ),
+    Field("resources.gpus", "GPUs", "On each node.", "whole"),
+    Field("resources.cpus", "CPU cores", "On each node.", "whole"),
+    Field("resources.memory_gb", "Memory, GB", "Memory of each node, not of its GPUs.", "whole"),
     Field(
         "resources.gres",
         "Slurm's gres",

@@ -296,7 +296,12 @@ def test_the_command_line(launching_settings: Settings) -> None:
     settings = launching_settings
     shown = command(settings, "create", "one", SCRIPTED, "--profile", "silent", "--dry-run")
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.startswith("#!/bin/bash")
+    assert shown.stdout.startswith("==> job.sh <==\n#!/bin/bash")
+    _, separator, arguments = shown.stdout.partition("\n==> model.json <==\n")
+    assert separator
+    assert json.loads(arguments) == {"model": SCRIPTED, "enforce_eager": True}
+    nodes = command(settings, "create", "one", SCRIPTED, "--profile", "silent", "--nodes", "2")
+    assert (nodes.returncode, "resources.nodes: only Slurm" in nodes.stderr) == (2, True)
     made = command(settings, "create", "one", SCRIPTED, "--profile", "silent", "--cpus", "2",
                    "--engine-option", "max-num-seqs=8", "--engine-option", "kv_cache_dtype=fp8",
                    "--adapter", "sheep=org/sheep")  # fmt: skip

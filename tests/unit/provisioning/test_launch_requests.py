@@ -134,7 +134,7 @@ def test_models_outside_of_the_roots(profiles: dict[str, Profile], model: str) -
         {"priority": -20_000}, {"time_limit_minutes": 0}, {"time_limit_minutes": 601},
         {"time_limit_minutes": "5"}, {"idle_minutes": -1}, {"start_minutes": 0},
         {"resources": {"gpus": -1}}, {"resources": {"gpus": 65}}, {"resources": {"cpus": 0}},
-        {"resources": {"memory_gb": 0}}, {"resources": {"nodes": 2}}, {"tier": "none"},
+        {"resources": {"memory_gb": 0}}, {"resources": {"tasks": 2}}, {"tier": "none"},
         {"engine": {"trust_remote_code": True}}, {"engine": {"gpu_memory_utilization": 2}},
         {"trust_remote_code": True}, {"profile": "nowhere"}, {"provider": "local", "profile": "della"},
         {"model": "/scratch/models/a", "revision": "main"}, {"modules": ["a"] * 17},
