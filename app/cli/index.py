@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         tokenizer.add_argument("--tokenizer", metavar="FILE", help=text)
         text = "use the tokenizer of this model of LLM_MODEL_REPOSITORY"
         tokenizer.add_argument("--model", help=text)
-    text = "replace an index of this name; running processes keep the old one"
+    text = "replace an index of this name; running processes open it within seconds"
     add("--replace", action="store_true", help=text)
     for command in (build, adopt):
         text = "a description, for `list` and for people"
@@ -169,7 +169,6 @@ def _build(options: argparse.Namespace) -> int:
             ),
             line.report,
         )
-    remember_verified(directory, manifest)  # its checksums were made just now
     inside = directory / "tokenizer.json"
     declaration = Declaration(
         name=options.name,

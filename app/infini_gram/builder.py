@@ -25,7 +25,7 @@ from app.infini_gram.build_options import BuildError, BuildOptions, Report
 from app.infini_gram.corpus import Corpus
 from app.infini_gram.declarations import BYTES, TYPE_CODE, WIDTH, Declaration
 from app.infini_gram.engine import MISSING_PACKAGE, Engine
-from app.infini_gram.manifest import FORMAT, KINDS, Manifest, entry_of
+from app.infini_gram.manifest import FORMAT, KINDS, Manifest, entry_of, remember_verified
 from app.infini_gram.suffix_array import array_bytes, make_suffix_array
 from app.infini_gram.token_files import WrittenTokens, write_tokens
 from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
@@ -56,6 +56,7 @@ def build(options: BuildOptions, report: Report = lambda *_: None) -> Manifest:
         make_suffix_array(options, new, tokenizer, written.tokens, report)
         manifest = _write_manifest(options, new, tokenizer, written, report)
         _verify(new, written)
+        remember_verified(new, manifest)  # its checksums were made just now
         _replace(new, options.directory, hidden / "replaced")
     return manifest
 

@@ -45,6 +45,7 @@ def main(file: Path, name: str, parent: int) -> None:
         return
     _answer(answers, "ok", b"")
     for line in sys.stdin.buffer:
+        indexes.open_changed()
         _answer(answers, *_attribute(indexes, name, line))
 
 

@@ -33,6 +33,7 @@ CHECK_FIRST_BYTES = 2_000_000_000
 WATCH_SECONDS = 2.0
 
 _T = TypeVar("_T")
+_Version = tuple[object, ...]
 
 
 class _StoppedError(Exception):
@@ -42,7 +43,8 @@ class _StoppedError(Exception):
 class Indexes:
     """Open indexes: at most `threads` queries run at the same time, and `queue` more wait.
 
-    `budget` is for threads that the engine starts for them. Indexes that are added to `file` later are opened, too.
+    `budget` is for threads that the engine starts for them. Indexes that are added to `file` later are opened,
+    too, and those whose directories are replaced are opened again.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Indexes:
         file: Path | None = None,
     ) -> None:
         self._declarations = {one.name: one for one in declarations}
+        self._versions: dict[str, _Version] = {}  # that were last opened, or tried
         self._engines: dict[str, Engine] = {}
         self._failures: dict[str, str] = {}
         self._budget = budget or ThreadBudget()
@@ -65,7 +68,6 @@ class Indexes:
         self._stopping = threading.Event()
         self._checker: threading.Thread | None = None
         self._file = file
-        self._file_version = _version_of(file)
         self._watcher: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -81,9 +83,12 @@ class Indexes:
             self._checker.start()
 
     async def __aenter__(self) -> "Indexes":
+        seen = self._look()
         await self.open()
         if self._file is not None:
-            self._watcher = asyncio.create_task(self._watch(self._file), name="index declarations")
+            self._watcher = asyncio.create_task(
+                self._watch(self._file, seen), name="index declarations"
+            )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -107,7 +112,7 @@ class Indexes:
     @property
     def failures(self) -> dict[str, str]:
         """The reasons of the others, by name; only the log has the files' paths."""
-        return dict(self._failures)
+        return {name: why for name, why in self._failures.items() if name not in self._engines}
 
     def engine(self, name: str) -> Engine:
         """Raises UnknownIndexError, IndexUnavailableError."""
@@ -148,35 +153,44 @@ class Indexes:
         with self._lock:
             self._pending -= 1
 
-    # --- Declarations that are added later ----------------------------------------------------------
+    # --- Declarations that are added later, directories that are replaced ---------------------------
 
-    async def _watch(self, file: Path) -> None:
+    async def _watch(self, file: Path, seen: tuple[_Version | None, ...]) -> None:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
-                if await asyncio.to_thread(self._is_changed, file):
-                    await asyncio.to_thread(self._open_added, file)
+                found = await asyncio.to_thread(self._look)
+                if found != seen and found[0] is not None:
+                    seen = found
+                    await asyncio.to_thread(self._open_declared, file)
             except Exception:
                 logger.exception("%s", file, extra={"action": "index_failed"})
 
-    def _is_changed(self, file: Path) -> bool:
-        version = _version_of(file)
-        is_changed = version is not None and version != self._file_version
-        self._file_version = version or self._file_version
-        return is_changed
+    def _look(self) -> tuple[_Version | None, ...]:
+        """Versions of the file, first, and of the indexes that were declared when it was last read."""
+        versions = (_version_of(one) for one in self._declarations.values())
+        return _stamp(self._file), *versions
 
-    def _open_added(self, file: Path) -> None:
-        """Open the declared indexes that are not open. Open ones stay, also if they are no longer declared."""
+    def _open_declared(self, file: Path) -> None:
+        """Open what the file declares now. Indexes stay open if it no longer declares them."""
         try:
             declared = read_declarations(file)
         except DeclarationError as error:
             extra = {"action": "index_failed"}
             logger.error("the indexes stay as they are: %s", error, extra=extra)  # noqa: TRY400
             return
+        self.open_changed(declared)
+
+    def open_changed(self, declared: Sequence[Declaration] | None = None) -> None:
+        """Open the indexes that are not open, or whose manifests were replaced since they were opened.
+
+        `declared`: by default what is known. An index stays open as it was if its new files fail their checks.
+        """
         later = []
         with contextlib.suppress(_StoppedError):
-            for one in declared:
-                if one.name not in self._engines:
+            for one in self._declarations.values() if declared is None else declared:
+                is_open = one.name in self._engines
+                if not is_open or self._versions.get(one.name) != _version_of(one):
                     self._declarations = {**self._declarations, one.name: one}
                     if self._open(one):
                         later.append(one)
@@ -187,6 +201,7 @@ class Indexes:
     def _open(self, declaration: Declaration) -> bool:
         """Open one index; return whether its checksums are still to be computed."""
         begun = time.monotonic()
+        self._versions[declaration.name] = _version_of(declaration)
         try:
             for path in declaration.paths:
                 manifests.verify(path, checksums=False)
@@ -236,8 +251,13 @@ class Indexes:
         logger.error("index %s is not open: %s", declaration.name, error, extra=extra)
 
 
-def _version_of(file: Path | None) -> tuple[int, ...] | None:
-    """Changes whenever the file is written or replaced; None if it cannot be read."""
+def _version_of(declaration: Declaration) -> _Version:
+    """Changes when the index is declared otherwise, or one of its manifests is written or replaced."""
+    return declaration, *(_stamp(path / manifests.MANIFEST) for path in declaration.paths)
+
+
+def _stamp(file: Path | None) -> tuple[int, ...] | None:
+    """Changes when the file is written or replaced; None if it cannot be read."""
     try:
         status = file.stat() if file else None
     except OSError:

@@ -5,7 +5,7 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import orjson
@@ -14,9 +14,13 @@ import pytest
 from app.core.errors import IndexBusyError, IndexUnavailableError, UnknownIndexError
 from app.core.settings import Settings
 from app.infini_gram import engine_main, indexes as opened, manifest as manifests
+from app.infini_gram.build_options import BuildOptions
+from app.infini_gram.builder import build
 from app.infini_gram.declarations import BYTES, Declaration, add_declaration, read_declarations
+from app.infini_gram.engine import Engine
 from app.infini_gram.indexes import Indexes
 from app.infini_gram.manifest import KINDS, ManifestError, verify
+from app.infini_gram.process import EngineProcess
 from tests.conftest import run_service
 from tests.indexes import DEMO_TOKENIZER, BuiltIndex, build_index, some_texts
 from tests.integration.support import until
@@ -229,7 +233,7 @@ async def test_an_attribution_notices_that_its_index_was_taken_away(
     assert (kind, b"metadata.0 was altered" in message) == ("engine", True)
 
 
-# --- Indexes that are declared later ---------------------------------------------------------------
+# --- Indexes that are declared later, or replaced --------------------------------------------------
 
 
 async def test_an_added_index_is_opened_without_a_restart(
@@ -282,7 +286,7 @@ async def test_the_file_is_watched_after_an_unexpected_error(
     monkeypatch.setattr(opened, "WATCH_SECONDS", 0.02)
     file = tmp_path / "indexes.toml"
     file.write_text("")
-    add, looks = Indexes._open_added, 0
+    add, looks = Indexes._open_declared, 0
 
     def fail_once(indexes: Indexes, path: Path) -> None:
         nonlocal looks
@@ -291,7 +295,7 @@ async def test_the_file_is_watched_after_an_unexpected_error(
             raise RuntimeError("unexpected")
         add(indexes, path)
 
-    monkeypatch.setattr(Indexes, "_open_added", fail_once)
+    monkeypatch.setattr(Indexes, "_open_declared", fail_once)
     async with Indexes([], file=file) as indexes:
         add_declaration(file, built.declaration)
 
@@ -305,6 +309,90 @@ async def test_the_file_is_watched_after_an_unexpected_error(
             return indexes.names == ["small"]
 
         await until(is_open)
+
+
+def rebuild(declaration: Declaration, texts: Sequence[str]) -> None:
+    """Replace the index by one of these texts, as `index build --replace` does."""
+    corpus = declaration.path.with_suffix(".jsonl")
+    corpus.write_bytes(b"\n".join(orjson.dumps({"text": text}) for text in texts))
+    build(BuildOptions(corpus, declaration.path, str(DEMO_TOKENIZER), replace=True))
+
+
+async def test_a_replaced_index_is_opened_anew(
+    built: BuiltIndex, copy: Declaration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries that have begun end in the old one."""
+    monkeypatch.setattr(opened, "WATCH_SECONDS", 0.02)
+    file = tmp_path / "indexes.toml"
+    add_declaration(file, copy)
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def count_late(engine: Engine) -> int:
+        has_begun.set()
+        assert may_end.wait(60)
+        return engine.count([]).count
+
+    async with Indexes(read_declarations(file), file=file) as indexes:
+        old = indexes.engine("copy")
+        late = asyncio.create_task(indexes.run("copy", count_late))
+        await asyncio.to_thread(has_begun.wait, 60)
+        await asyncio.to_thread(rebuild, copy, ["a new text", "another"])
+
+        async def is_new() -> bool:
+            return indexes.engine("copy").total_documents == 2
+
+        await until(is_new)
+        assert indexes.failures == {}
+        new = indexes.engine("copy")
+        assert new.version != old.version
+        may_end.set()
+        assert await late == built.engine.count([]).count
+        await asyncio.to_thread(indexes.open_changed)
+        assert indexes.engine("copy") is new, "it is opened once"
+
+
+async def test_an_index_stays_open_beside_a_replacement_that_fails_its_checks(
+    copy: Declaration,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(opened, "WATCH_SECONDS", 0.02)
+    file = tmp_path / "indexes.toml"
+    add_declaration(file, copy)
+    async with Indexes(read_declarations(file), file=file) as indexes:
+        old = indexes.engine("copy")
+        manifest = copy.path / "manifest.json"
+        whole = manifest.read_text()
+        manifest.write_text("{}")
+
+        async def is_reported() -> bool:
+            return "index copy is not open" in caplog.text
+
+        await until(is_reported)
+        assert indexes.engine("copy") is old
+        assert (indexes.names, indexes.failures) == (["copy"], {})
+        manifest.write_text(whole)
+
+        async def is_new() -> bool:
+            return indexes.engine("copy") is not old
+
+        await until(is_new)
+
+
+async def test_an_attribution_process_opens_a_replaced_index(
+    copy: Declaration, tmp_path: Path
+) -> None:
+    file = tmp_path / "indexes.toml"
+    add_declaration(file, copy)
+    process = await EngineProcess.start(file, "copy")
+    try:
+        before = await process.attribute("a new text", {})
+        await asyncio.to_thread(rebuild, copy, ["a new text", "another"])
+        after = await process.attribute("a new text", {})
+    finally:
+        await process.end()
+    assert before.version != after.version == Engine(copy).version
 
 
 async def test_a_running_api_serves_an_added_index(
