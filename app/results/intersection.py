@@ -20,7 +20,7 @@ _PIECE = """
 SELECT (array_agg(id) FILTER (WHERE is_found))[:${limit}::int] AS ids, (array_agg(id))[count(*)] AS last,
   count(*) AS rows
 FROM (
-  SELECT id, {tests} AS is_found FROM results WHERE {bounds} ORDER BY {order} LIMIT ${rows}
+  SELECT id, {tests} AS is_found FROM {source} WHERE {bounds} ORDER BY {order} LIMIT ${rows}
 ) walked
 """
 
@@ -49,7 +49,12 @@ class _Part:
         """Walk over so many further rows; True if it has ended, or found enough."""
         walk, count = self._walk, len(self._walk.arguments)
         query = _PIECE.format(
-            tests=walk.tests, bounds=walk.bounds, order=walk.order, rows=count + 1, limit=count + 2
+            tests=walk.tests,
+            source=walk.source,
+            bounds=walk.bounds,
+            order=walk.order,
+            rows=count + 1,
+            limit=count + 2,
         )
         left = self._limit - len(self.found)
         piece = await connection.fetchrow(query, *walk.arguments, rows, left)

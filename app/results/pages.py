@@ -3,7 +3,8 @@
 Lists, exports and searches share these filters.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
@@ -11,6 +12,7 @@ from uuid import UUID
 from app.core.ids import HIGHEST_ID, LOWEST_ID, lowest_id
 from app.queue.finish import READ_COLUMNS
 from app.results.rows import State
+from app.results.tags import tag_of
 
 # Columns of a row on a page: all but a dialect's request, which may be as large as its prompt.
 LIST_COLUMNS = {column: column for column in READ_COLUMNS} | {"request": "NULL AS request"}
@@ -28,6 +30,7 @@ class ResultFilter:
     created_after: datetime | None = None
     created_before: datetime | None = None
     ids: Sequence[UUID] | None = None  # few: they are looked up one by one
+    metadata: Mapping[str, str] | None = None  # pairs that it has, their values as text
     words: str | None = None  # in the syntax of websearch_to_tsquery; only `ResultSearch` uses them
 
 
@@ -44,14 +47,17 @@ class Walk:
     bounds_count: int  # of these, those of the bounds
     low: UUID  # no id is below it
     high: UUID  # all ids are below it
+    source: str = "results"  # a table or a join of the index's table with `results`
+    found_by: str = ""  # bounds of a row of `results`, where the index is of another table
 
     @property
     def conditions(self) -> str:
-        return f"{self.bounds} AND {self.tests}"
+        """The walk's results as conditions on rows of `results`."""
+        return f"{self.found_by or self.bounds} AND {self.tests}"
 
     def select(self, columns: str, limit: int) -> str:
         return (
-            f"SELECT {columns} FROM results WHERE {self.conditions} "
+            f"SELECT {columns} FROM {self.source} WHERE {self.bounds} AND {self.tests} "
             f"ORDER BY {self.order} LIMIT {int(limit)}"
         )
 
@@ -86,9 +92,17 @@ def walks_of(team_id: str, narrowed: ResultFilter, after: UUID | None) -> Sequen
     low = lowest_id(narrowed.created_after) if narrowed.created_after else LOWEST_ID
     high = lowest_id(narrowed.created_before) if narrowed.created_before else HIGHEST_ID
     high = min(high, after or HIGHEST_ID)
+    pairs = list((narrowed.metadata or {}).items())
     if narrowed.ids is not None:
-        return [_lookup(narrowed.ids, filters, state, low, high)]
-    return [_walk(order, filters, state, low, high) for order in _orders(filters, state)]
+        return [_lookup(narrowed.ids, _Tests(filters, state, pairs), low, high)]
+    orders = _orders(filters, state, has_tags=bool(pairs))
+    walks = [_walk(order, _Tests(filters, state, pairs), low, high) for order in orders]
+    by_tag = [
+        _tag_walk(team_id, pair, _Tests(filters, state, [*pairs[:place], *pairs[place + 1 :]]), low, high)
+        for place, pair in enumerate(pairs)
+    ]  # fmt: skip
+    by_context = int("context_id" in filters)  # the first walk is also that of searches by words
+    return [*walks[:by_context], *by_tag, *walks[by_context:]]
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,6 +112,37 @@ class _Order:
     columns: tuple[str, ...]
     where: str = ""
 
+
+@dataclass(slots=True, frozen=True)
+class _Tests:
+    """The conditions, of which an index serves some."""
+
+    filters: Mapping[str, object]
+    state: State | None
+    pairs: Sequence[tuple[str, str]]
+
+    def of_rows(
+        self, served: Iterable[str], first: int, *, state: bool = True
+    ) -> tuple[str, list[object]]:
+        """Conditions on a row but those on `served` columns, and their arguments from $first on."""
+        rest = {name: value for name, value in self.filters.items() if name not in served}
+        tests = [f"{name} = ${place}" for place, name in enumerate(rest, first)]
+        if state and self.state is not None:
+            tests.append(f"state = '{self.state}'")
+        places = itertools.count(first + len(rest))
+        tests += [_HAS_PAIR.format(key=next(places), value=next(places)) for _ in self.pairs]
+        return " AND ".join(tests), [*rest.values(), *itertools.chain(*self.pairs)]
+
+
+# As `tags_of_metadata` has it: no list, object or null.
+_HAS_PAIR = """metadata ->> ${key}::text = ${value}::text
+  AND jsonb_typeof(metadata -> ${key}::text) IN ('string', 'number', 'boolean')"""
+
+# OFFSET 0: each result is found by its id, in the order of its tag.
+_TAGGED = """result_tags t CROSS JOIN LATERAL (
+  SELECT * FROM results WHERE id = t.result_id OFFSET 0) r"""
+_IS_TAGGED = """(SELECT true FROM result_tags
+  WHERE team_id = $1 AND tag = $2 AND result_id = id LIMIT 1) IS NOT NULL AND id >= $3 AND id < $4"""
 
 _NEWEST = _Order(("team_id",))
 _BY_MODEL = _Order(("team_id", "model_name"))
@@ -113,7 +158,9 @@ _FAILED_BY = {
 }
 
 
-def _orders(filters: Mapping[str, object], state: State | None) -> Sequence[_Order]:
+def _orders(
+    filters: Mapping[str, object], state: State | None, *, has_tags: bool
+) -> Sequence[_Order]:
     orders = [_BY_CONTEXT] if "context_id" in filters else []
     if state == "failed":
         return orders + ([_FAILED_BY[name] for name in _FAILED_BY if name in filters] or [_FAILED])
@@ -121,25 +168,19 @@ def _orders(filters: Mapping[str, object], state: State | None) -> Sequence[_Ord
         orders.append(_BY_MODEL)
     if state == "pending":
         orders.append(_PENDING)
-    return orders or [_NEWEST]
+    return orders or ([] if has_tags else [_NEWEST])
 
 
-def _lookup(
-    ids: Sequence[UUID], filters: Mapping[str, object], state: State | None, low: UUID, high: UUID
-) -> Walk:
+def _lookup(ids: Sequence[UUID], tests: _Tests, low: UUID, high: UUID) -> Walk:
     """The results of some ids, by the primary key; each condition is tested."""
-    tests = [f"{name} = ${place}" for place, name in enumerate(filters, 4)]
-    if state is not None:
-        tests.append(f"state = '{state}'")
+    tested, arguments = tests.of_rows((), 4)
     return Walk(
-        "id = ANY($1::uuid[]) AND id >= $2 AND id < $3", " AND ".join(tests), "id DESC",
-        [list(ids), low, high, *filters.values()], 3, low, high,
+        "id = ANY($1::uuid[]) AND id >= $2 AND id < $3", tested, "id DESC",
+        [list(ids), low, high, *arguments], 3, low, high,
     )  # fmt: skip
 
 
-def _walk(
-    order: _Order, filters: Mapping[str, object], state: State | None, low: UUID, high: UUID
-) -> Walk:
+def _walk(order: _Order, tests: _Tests, low: UUID, high: UUID) -> Walk:
     key, count = ", ".join(order.columns), len(order.columns)
     values = ", ".join(f"${place}" for place in range(1, count + 1))
     # Rows, not equalities: only the one index that begins with these columns has this order.
@@ -147,13 +188,22 @@ def _walk(
     bounds = [f"({key}, id) >= ({values}, ${count + 1})", f"({key}, id) < ({values}, ${count + 2})"]
     if order.where:
         bounds.append(order.where)
-    rest = [name for name in filters if name not in order.columns]
-    tests = [f"{name} = ${place}" for place, name in enumerate(rest, count + 3)]
-    if state is not None and not order.where:
-        tests.append(f"state = '{state}'")
+    tested, arguments = tests.of_rows(order.columns, count + 3, state=not order.where)
     return Walk(
-        " AND ".join(bounds), " AND ".join(tests) or "true",
+        " AND ".join(bounds), tested or "true",
         ", ".join(f"{name} DESC" for name in (*order.columns, "id")),
-        [*(filters[name] for name in order.columns), low, high, *(filters[name] for name in rest)],
+        [*(tests.filters[name] for name in order.columns), low, high, *arguments],
         count + 2, low, high,
+    )  # fmt: skip
+
+
+def _tag_walk(team_id: str, pair: tuple[str, str], tests: _Tests, low: UUID, high: UUID) -> Walk:
+    """The results with a pair in their metadata, by the index of tags."""
+    tested, arguments = tests.of_rows(("team_id",), 5)
+    key = "(t.team_id, t.tag, t.result_id)"
+    return Walk(
+        f"{key} >= ($1, $2, $3) AND {key} < ($1, $2, $4)", tested or "true",
+        "t.team_id DESC, t.tag DESC, t.result_id DESC",
+        [team_id, tag_of(*pair), low, high, *arguments], 4, low, high,
+        source=_TAGGED, found_by=_IS_TAGGED,
     )  # fmt: skip

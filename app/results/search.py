@@ -52,7 +52,8 @@ SELECT s.result_id FROM (
     AND result_id < ${high} AND result_id >= ${low}
   ORDER BY result_id DESC OFFSET 0
 ) s CROSS JOIN LATERAL (
-  SELECT id, team_id, model_name, context_id, state, error_code, error_retryable FROM results
+  SELECT id, team_id, model_name, context_id, state, error_code, error_retryable, metadata
+  FROM results
   WHERE id = s.result_id OFFSET 0
 ) r WHERE {conditions} ORDER BY s.result_id DESC LIMIT {limit}
 """

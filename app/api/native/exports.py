@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Response
 
 from app.api.container import Services
 from app.api.dependencies import ServicesOf, TeamOf
-from app.api.native.results import Narrowed
+from app.api.native.results import BY_METADATA, Narrowed
 from app.api.native.schemas import ExportRead, result_wire
 from app.api.pagination import After
 from app.api.raw_routes import reference
@@ -40,6 +40,7 @@ _MAX_LIMIT = 2**53 - 1
             "content": {MEDIA_TYPE: {"schema": reference(ExportRead)}},
         }
     },
+    openapi_extra=BY_METADATA,
 )
 async def export_results(
     services: ServicesOf,

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.datastructures import QueryParams
 
 from app.api.container import Services
 from app.api.dependencies import Force, Name, ServicesOf, TeamOf, services_of, team_of, to_id
@@ -25,6 +26,7 @@ raw = APIRouter(tags=["results"])
 _CANCEL_WAIT_SECONDS = 2.0
 _MAX_IDS = 100  # of a list's filter
 _ID_CHARACTERS = 38  # with a comma and a space
+_MAX_PAIRS = 16  # of metadata, of a list's filter
 
 _WAIT_QUERY = {
     "wait": {
@@ -71,7 +73,26 @@ async def read_result(request: Request) -> Response:
     return await _result_response(request, services, row)
 
 
+# Pairs of the metadata, in the part of the OpenAPI document of each route with these filters.
+BY_METADATA: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "metadata",
+            "in": "query",
+            "required": False,
+            "style": "deepObject",
+            "explode": True,
+            "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+            "description": "`metadata[KEY]=VALUE`: results with this pair in their metadata, whose "
+            "value is a text, a number or a boolean in the form of its JSON; several pairs, at most "
+            f"{_MAX_PAIRS}: with all of them.",
+        }
+    ]
+}
+
+
 async def _narrowed(
+    request: Request,
     state: Literal["pending", "completed", "failed"] | None = None,
     model_name: Name = None,
     context_id: UUID | None = None,
@@ -100,7 +121,7 @@ async def _narrowed(
     return ResultFilter(
         state=state, model_name=model_name, context_id=context_id, error_code=error_code,
         retryable=retryable, created_after=created_after, created_before=created_before,
-        ids=None if ids is None else _to_ids(ids), words=q,
+        ids=None if ids is None else _to_ids(ids), metadata=_to_pairs(request.query_params), words=q,
     )  # fmt: skip
 
 
@@ -115,11 +136,30 @@ def _to_ids(text: str) -> list[UUID]:
         raise invalid_field("query.ids", message) from None
 
 
-# The filters that lists and exports have in common.
+def _to_pairs(query: QueryParams) -> dict[str, str]:
+    """The pairs of `metadata[KEY]=VALUE`. Raises InvalidRequestError."""
+    pairs: dict[str, str] = {}
+    for name, value in query.multi_items():
+        if name != "metadata" and not name.startswith("metadata["):
+            continue
+        key = name.removeprefix("metadata[").removesuffix("]")
+        if name != f"metadata[{key}]" or not key:
+            raise invalid_field("query.metadata", "must have the form metadata[KEY]=VALUE")
+        if "\0" in key + value:
+            raise invalid_field("query.metadata", "has a character that no metadata has")
+        if key in pairs:
+            raise invalid_field("query.metadata", "has a key twice")
+        pairs[key] = value
+    if len(pairs) > _MAX_PAIRS:
+        raise invalid_field("query.metadata", f"has more than {_MAX_PAIRS} pairs")
+    return pairs
+
+
+# The filters that lists and exports have in common; their routes add `BY_METADATA`.
 Narrowed = Annotated[ResultFilter, Depends(_narrowed)]
 
 
-@router.get("/results/", response_model=list[ResultRead])
+@router.get("/results/", response_model=list[ResultRead], openapi_extra=BY_METADATA)
 async def list_results(
     request: Request,
     services: ServicesOf,

@@ -236,6 +236,11 @@ _DELETE_ROWS = (
           DELETE FROM result_search WHERE result_id = ANY (ids);
           DELETE FROM idempotency_keys WHERE result_id = ANY (ids);
           DELETE FROM webhook_deliveries WHERE result_id = ANY (ids);
+          DELETE FROM result_tags WHERE ctid = ANY (ARRAY(
+            SELECT t.place FROM gone g CROSS JOIN LATERAL tags_of_metadata(g.metadata) AS tag
+            CROSS JOIN LATERAL (SELECT ctid AS place FROM result_tags
+              WHERE (team_id, tag, result_id) = (g.team_id, tag.tag, g.id) OFFSET 0) t
+            WHERE g.metadata <> '{}'));
           INSERT INTO job_events (job_id, result_id, ended_as, rows)
           SELECT job_id, id, 'deleted', 1 FROM gone WHERE job_id IS NOT NULL AND state = 'pending';
           RETURN NULL;

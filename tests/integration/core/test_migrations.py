@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from app.core.migration_engine import make_engine
 from app.core.settings import Settings
 from app.core.tables import metadata
+from app.results.tags import tag_of
 from tests.conftest import ROOT, connect, make_settings, migrate
 from tests.postgres import PostgresServer
 
@@ -482,6 +483,41 @@ def test_reuse_of_teams(empty: Settings) -> None:
     assert asyncio.run(rows(empty, read)) == limits
     migrate(empty)
     assert asyncio.run(rows(empty, "SELECT reuse FROM team_limits")) == [None]
+
+
+def test_existing_results_get_tags(empty: Settings) -> None:
+    """Revision 0031, up and down with rows in its table, and again after an interruption."""
+    migrate(empty, "0030")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    for statement in OLD_ROWS:
+        asyncio.run(rows(empty, statement))
+    pairs = '{"run": "a", "n": 7, "is": true, "list": [1], "none": null}'
+    add = f"UPDATE results SET metadata = '{pairs}' WHERE id = {RESULT.format(3)}"
+    asyncio.run(rows(empty, add))
+    read = "SELECT team_id || result_id || encode(tag, 'hex') FROM result_tags ORDER BY tag"
+    tags = [tag_of("run", "a"), tag_of("n", "7"), tag_of("is", "true")]
+    wanted = [f"default{RESULT.format(3)[1:-1]}{tag.hex()}" for tag in sorted(tags)]
+    migrate(empty, "0031")
+    assert asyncio.run(rows(empty, read)) == wanted
+    # Interrupted after the first step: the schema is there, the revision is not, some tags are.
+    asyncio.run(rows(empty, f"DELETE FROM result_tags WHERE tag = '\\x{max(tags).hex()}'"))
+    asyncio.run(rows(empty, "UPDATE alembic_version SET version_num = '0030'"))
+    migrate(empty, "0031")
+    assert asyncio.run(rows(empty, read)) == wanted
+    # The downgrade leaves a schema in which results come and go.
+    migrate(empty, "0030", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    copy = f"""
+        INSERT INTO results (id, context_id, model_name, parameters, deadline_at, metadata)
+        SELECT '{{}}', context_id, model_name, parameters, deadline_at, metadata FROM results
+        WHERE id = {RESULT.format(3)}"""
+    for last in (8, 9):
+        asyncio.run(rows(empty, copy.format(RESULT.format(last)[1:-1])))
+    asyncio.run(rows(empty, f"DELETE FROM results WHERE id = {RESULT.format(8)}"))
+    migrate(empty)
+    assert len(asyncio.run(rows(empty, read))) == 2 * len(tags)
+    asyncio.run(rows(empty, f"DELETE FROM results WHERE id = {RESULT.format(9)}"))
+    assert asyncio.run(rows(empty, read)) == wanted
 
 
 def migrating(settings: Settings) -> subprocess.Popen[bytes]:

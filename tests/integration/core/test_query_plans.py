@@ -64,7 +64,7 @@ MOST_PENDING = 5_200
 TABLES = {
     "results", "contexts", "result_chunks", "webhook_deliveries", "idempotency_keys", "batches",
     "batch_lines", "files", "file_parts", "undigested_results", "result_search", "minute_stats",
-    "queue_samples",
+    "queue_samples", "result_tags",
 }  # fmt: skip
 BATCHES, LINES = 2_000, 50_000
 # Lines of the one large batch: those before are done, those behind wait.
@@ -157,6 +157,7 @@ async def fill(connection: Connection, worker: UUID) -> tuple[UUID, list[UUID], 
             state, worker if is_running or not is_open else None, 0 if not is_running else 1,
             None if is_open else now, None if is_open else "text " * 10, code,
             "why" if code else None, place % 40 == 0 if code else None,
+            '{"run": "rare"}' if place % 1000 == 0 else '{"run": "busy"}' if place % 3 else "{}",
         ))  # fmt: skip
     await connection.copy_records_to_table(
         "results",
@@ -174,6 +175,7 @@ async def fill(connection: Connection, worker: UUID) -> tuple[UUID, list[UUID], 
             "error_code",
             "error_message",
             "error_retryable",
+            "metadata",
         ],
         records=records,
     )
@@ -210,6 +212,7 @@ async def fill(connection: Connection, worker: UUID) -> tuple[UUID, list[UUID], 
         "result_chunks",
         "webhook_deliveries",
         "idempotency_keys",
+        "result_tags",
     ):
         await connection.execute(f"ANALYZE {name}")
     return contexts[5], ids, running
@@ -260,6 +263,8 @@ def literal(value: Any) -> str:
     """An argument as EXECUTE takes it: text that PostgreSQL reads as the parameter's type."""
     if value is None:
         return "NULL"
+    if isinstance(value, bytes):
+        return f"'\\x{value.hex()}'"
     if isinstance(value, (list, tuple)):
         members = ("NULL" if v is None else '"' + str(v).replace('"', '\\"') + '"' for v in value)
         return "'{" + ",".join(members).replace("'", "''") + "}'"
@@ -584,6 +589,9 @@ LISTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"retryable": True}, {"ix_results_team_id_error_retryable_id"}),
     ({"state": "failed", "model_name": "rare"}, {"ix_results_model_name_team_id_id_failed"}),
     ({"state": "completed", "model_name": "rare"}, {"ix_results_team_id_model_name_id"}),
+    ({"metadata": {"run": "busy"}}, {"pk_result_tags", "pk_results"}),
+    ({"metadata": {"run": "rare"}}, {"pk_result_tags", "pk_results"}),
+    ({"metadata": {"run": "none"}}, {"pk_result_tags"}),
 ]
 # Several indexes serve these: the walk of the rare one ends, and bounds the other.
 CODE, RETRYABLE = "ix_results_team_id_error_code_id", "ix_results_team_id_error_retryable_id"
@@ -594,6 +602,12 @@ PAIRS: list[tuple[dict[str, Any], set[str]]] = [
     ({"model_name": "model-1", "error_code": "rare_code"}, {CODE}),
     ({"model_name": "rare", "retryable": False}, {FAILED_OF_MODEL, RETRYABLE}),
     ({"error_code": "rare_code", "retryable": False}, {CODE}),
+    ({"model_name": "model-1", "metadata": {"run": "none"}}, {"pk_result_tags", "pk_results"}),
+    (
+        {"model_name": "nobody", "metadata": {"run": "busy"}},
+        {"ix_results_team_id_model_name_id", "pk_result_tags", "pk_results"},
+    ),
+    ({"metadata": {"run": "rare", "n": "1"}}, {"pk_result_tags", "pk_results"}),
 ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
+import orjson
 import pytest
 
 from app.core.database import Database
@@ -21,13 +22,19 @@ from tests.conftest import connect
 
 ROWS, LIMIT = 600, 7
 COLUMNS = ["id", "team_id", "context_id", "model_name", "parameters", "deadline_at", "state", "finished_at",
-           "output", "error_code", "error_message", "error_retryable"]  # fmt: skip
+           "output", "error_code", "error_message", "error_retryable", "metadata"]  # fmt: skip
 CHOICES: dict[str, list[Any]] = {
     "state": [None, "pending", "completed", "failed"],
     "model_name": [None, "busy", "rare", "absent"],
     "error_code": [None, "model_error", "cancelled"],
     "retryable": [None, True, False],
+    "metadata": [None, {"run": "busy"}, {"run": "rare", "n": "3"}],
 }
+# One of each pair that could be taken for another.
+METADATA = [
+    '{"run": "busy", "n": 3}', '{"run": "busy", "n": "3"}', '{"run": "rare", "n": 3}', "{}",
+    '{"run": ["rare"], "n": 3}', '{"run": null, "n": 3}', '{"n": "rare", "run": "3"}',
+]  # fmt: skip
 
 
 async def fill(connection: asyncpg.Connection, contexts: list[UUID]) -> list[dict[str, Any]]:
@@ -50,11 +57,19 @@ async def fill(connection: asyncpg.Connection, contexts: list[UUID]) -> list[dic
             new_id(), team, context, chance.choices(["busy", "rare"], [12, 1])[0], "{}", now, state,
             None if state == "pending" else now, "text" if state == "completed" else None, code,
             "why" if code else None, chance.random() < 0.8 if code else None,
+            chance.choices(METADATA, [8, 1, 2, 3, 1, 1, 1])[0],
         ), strict=True)))  # fmt: skip
     await connection.copy_records_to_table(
         "results", columns=COLUMNS, records=[tuple(row.values()) for row in rows]
     )
     return sorted(rows, key=lambda row: row["id"], reverse=True)
+
+
+def has_pairs(row: dict[str, Any], pairs: dict[str, str]) -> bool:
+    found = orjson.loads(row["metadata"])
+    return all(str(found[key]) == value for key, value in pairs.items() if key in found) and (
+        pairs.keys() <= found.keys()
+    )
 
 
 def expected(rows: list[dict[str, Any]], narrowed: ResultFilter) -> list[UUID]:
@@ -67,6 +82,7 @@ def expected(rows: list[dict[str, Any]], narrowed: ResultFilter) -> list[UUID]:
         row["id"]
         for row in rows
         if all(value is None or row[name] == value for name, value in wanted.items())
+        and has_pairs(row, dict(narrowed.metadata or {}))
         and (not narrowed.created_after or created_at(row["id"]) >= narrowed.created_after)
         and (not narrowed.created_before or created_at(row["id"]) < narrowed.created_before)
     ]

@@ -8,6 +8,7 @@ import pytest
 
 from app.core.ids import lowest_id, new_id
 from app.results.pages import ResultFilter, walks_of
+from app.results.tags import tag_of
 
 CONTEXT = new_id()
 
@@ -92,6 +93,29 @@ def test_ids_are_looked_up_and_every_filter_tested() -> None:
     assert walk.arguments == [ids, walk.low, walk.high, "red", "m", CONTEXT]
     assert walk.below(ids[1]).arguments[2] == ids[1]
     assert not walks_of("red", ResultFilter(ids=ids, state="pending", retryable=True), None)
+
+
+def test_each_pair_is_a_walk_and_a_test_of_the_others() -> None:
+    metadata = {"run": "7", "n": "1"}
+    for members, others in (
+        ({}, []),
+        ({"context_id": CONTEXT}, ["results"]),
+        ({"model_name": "m", "state": "pending"}, ["results", "results"]),
+    ):
+        found = walks_of("red", ResultFilter(metadata=metadata, **members), None)
+        by_tag = [walk for walk in found if walk.source != "results"]
+        assert [walk.source for walk in found if walk not in by_tag] == others
+        assert [walk.arguments[:2] for walk in by_tag] == [
+            ["red", tag_of(*pair)] for pair in metadata.items()
+        ]
+        assert [walk.arguments[-2:] for walk in by_tag] == [["n", "1"], ["run", "7"]]
+        assert "context_id" not in members or found[0] not in by_tag
+        for walk in found:
+            assert walk.tests.count("metadata ->>") == (1 if walk in by_tag else 2)
+            assert f"${len(walk.arguments)}" in walk.conditions
+            assert f"${len(walk.arguments) + 1}" not in walk.conditions
+    (lookup,) = walks_of("red", ResultFilter(ids=[CONTEXT], metadata=metadata), None)
+    assert lookup.arguments[-4:] == ["run", "7", "n", "1"]
 
 
 def test_only_failed_results_have_an_error() -> None:

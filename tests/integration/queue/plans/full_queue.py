@@ -17,7 +17,7 @@ EXPIRED = 50
 TABLES = (
     "results", "contexts", "result_chunks", "webhook_deliveries", "idempotency_keys", "workers",
     "undigested_results", "result_search", "batches", "batch_lines", "team_limits", "jobs",
-    "job_progress", "job_rows", "job_events",
+    "job_progress", "job_rows", "job_events", "result_tags",
 )  # fmt: skip
 
 WITHOUT_AUTOVACUUM = ";".join(
@@ -37,12 +37,13 @@ ON CONFLICT DO NOTHING
 """
 _ENDED = f"""
 INSERT INTO results ({_COLUMNS}, state, worker_id, attempt, started_at, finished_at, output,
-  finish_reason, error_code, error_message, error_retryable)
+  finish_reason, error_code, error_message, error_retryable, metadata)
 SELECT uuidv7(interval '-1 day' + make_interval(secs => n / 1000.0)), {_REQUEST},
   CASE WHEN n % 20 = 0 THEN 'failed' ELSE 'completed' END, $1::uuid, 1, now() - interval '20 h',
   now() - interval '20 h' + make_interval(secs => n / 1000.0), 'some text', 'stop',
   CASE WHEN n % 20 = 0 THEN 'model_error' END, CASE WHEN n % 20 = 0 THEN 'It failed.' END,
-  CASE WHEN n % 20 = 0 THEN false END
+  CASE WHEN n % 20 = 0 THEN false END, CASE WHEN n % 10 = 0 THEN '{{"run": "busy"}}'
+    WHEN n % 999 = 0 THEN '{{"run": "rare"}}' ELSE '{{}}' END::jsonb
 FROM generate_series(1, $2::int) n
 """
 _WAITING = f"""
@@ -55,6 +56,9 @@ INSERT INTO results ({_COLUMNS}, worker_id, attempt, started_at, resumable)
 SELECT uuidv7(), {_REQUEST}, $1::uuid, 1, now(), true FROM generate_series(1, {RUNNING}) n
 """
 _OTHERS_OF_ENDED = """
+INSERT INTO result_tags (team_id, tag, result_id)
+SELECT r.team_id, tag, r.id FROM results r CROSS JOIN LATERAL tags_of_metadata(r.metadata) AS tag
+WHERE r.metadata <> '{}' ON CONFLICT DO NOTHING;
 INSERT INTO result_search (result_id, team_id) SELECT id, team_id FROM results ORDER BY id;
 INSERT INTO webhook_deliveries (result_id, team_id, url, state, finished_at)
 SELECT id, team_id, 'http://hook.example/', 'delivered', now() FROM results ORDER BY id DESC LIMIT 10000;

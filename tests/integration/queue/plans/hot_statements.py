@@ -204,6 +204,14 @@ async def _list(queue: Queue) -> None:
         await queue.results.list(TEAM, ResultFilter(), after=after, limit=50, full=False)
 
 
+async def _list_tagged(queue: Queue) -> None:
+    """A frequent pair, a rare one and none of its index."""
+    for value in ("busy", "rare", "none"):
+        for state in (None, "failed"):
+            narrowed = ResultFilter(metadata={"run": value}, state=state)
+            await queue.results.list(TEAM, narrowed, after=None, limit=50, full=False)
+
+
 async def _depth(queue: Queue) -> None:
     await QueueDepth(queue.database, queue.settings).by_model()
 
@@ -302,6 +310,8 @@ HOT_STATEMENTS: Sequence[HotStatement] = (
     HotStatement("text since", _text_since, 60, 100),
     # A plan made for an empty table sorts the team's rows, until the table is analysed.
     HotStatement("list", _list, 1_500, 30_000),
+    # By such a plan it reads and sorts the results of the frequent pair.
+    HotStatement("list by metadata", _list_tagged, 14_000, 14_000),
     # It counts all that waits, at most once a second.
     HotStatement("depth", _depth, 40_000, 400_000),
     HotStatement("oldest", _oldest, 600, 600),

@@ -61,7 +61,7 @@ LEFT JOIN contexts c ON c.id = r.context_id WHERE c.id IS NULL
 UNION ALL
 SELECT 'a row of a result that is not there', o.result_id FROM (
   SELECT result_id FROM result_search UNION ALL SELECT result_id FROM idempotency_keys
-  UNION ALL SELECT result_id FROM webhook_deliveries) o
+  UNION ALL SELECT result_id FROM webhook_deliveries UNION ALL SELECT result_id FROM result_tags) o
 LEFT JOIN results r ON r.id = o.result_id WHERE r.id IS NULL
 UNION ALL
 SELECT 'a batch that miscounts', b.id FROM batches b
