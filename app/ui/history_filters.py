@@ -17,6 +17,7 @@ LABELS: Mapping[str, str] = {
     "created_after": "From",
     "created_before": "Until",
     "context_id": "Prompt",
+    "metadata": "Metadata",
 }
 _TIMES = ("created_after", "created_before")
 _PATH = "/history"
@@ -45,6 +46,11 @@ def to_params(filters: Mapping[str, str]) -> Params:
                 wrong.append((name, "must be a day and a time, such as 2026-11-22T08:30"))
             else:
                 params[name] = time.isoformat()
+    if pair := params.pop("metadata", None):
+        key, equals, value = str(pair).partition("=")
+        if not (key and equals):
+            wrong.append(("metadata", "must have the form KEY=VALUE"))
+        params[f"metadata[{key.strip()}]"] = value.strip()
     if wrong:
         raise FormError(wrong)
     return params

@@ -107,6 +107,11 @@ def test_a_table_for_people(run: Run, capsys: Any) -> None:
     assert "\x1b" not in row
 
 
+def test_a_pair_of_metadata_has_a_value(run: Run, capsys: Any) -> None:
+    assert run("list", "--metadata", "run", results=(200, [])) == 2
+    assert "KEY=VALUE" in capsys.readouterr().err
+
+
 def test_text_keeps_its_bytes_in_a_pipe(run: Run, capsys: Any) -> None:
     assert run("get", "r-1", results=(200, RESULT)) == 0
     assert capsys.readouterr().out == "a\x1b[31m\nb\n"

@@ -48,6 +48,7 @@ async def test_an_empty_search_and_a_wrong_filter_show_the_remedy(stack: Stack, 
         ("q=%21%21", "has no word to search by"),
         ("created_after=soon", "must be a day and a time"),
         ("state=lost", "state"),
+        ("metadata=run", "must have the form KEY=VALUE"),
         ("after=%3Cscript%3E", "after"),
         ("context_id=x&model_name=y", "context_id"),
     ):

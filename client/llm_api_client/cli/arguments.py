@@ -69,6 +69,17 @@ def parameters_of(arguments: Arguments) -> dict[str, Any]:
     return parameters
 
 
+def pairs_of(arguments: Arguments) -> dict[str, str]:
+    """The pairs of `--metadata`."""
+    pairs = {}
+    for pair in arguments.metadata:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--metadata {pair} is not of the form KEY=VALUE.")
+        pairs[key] = value
+    return pairs
+
+
 def model_of(client: Client, name: str | None) -> str:
     """The named model, or the only one that is ready."""
     if name:

@@ -7,6 +7,7 @@ from llm_api_client.cli.arguments import (
     add_prompt,
     add_reuse,
     model_of,
+    pairs_of,
     parameters_of,
     prompt_of,
 )
@@ -60,6 +61,10 @@ def _add_lists(commands: Subparsers) -> None:
         parser.add_argument("--state", choices=("pending", "completed", "failed"))
         parser.add_argument("-m", "--model")
         parser.add_argument("-n", "--limit", type=int, default=20, help="most results (20)")
+        parser.add_argument(
+            "--metadata", metavar="KEY=VALUE", action="append", default=[],
+            help="a pair of their metadata (repeat: all of them)",
+        )  # fmt: skip
     listing.set_defaults(run=_list)
     search.set_defaults(run=_search)
 
@@ -137,14 +142,19 @@ def _cancel(client: Client, arguments: Arguments, output: Output) -> int:
 
 
 def _list(client: Client, arguments: Arguments, output: Output) -> int:
-    output.results(client.list(limit=arguments.limit, state=arguments.state, model=arguments.model))
+    found = client.list(
+        limit=arguments.limit, state=arguments.state, model=arguments.model,
+        metadata=pairs_of(arguments),
+    )  # fmt: skip
+    output.results(found)
     return 0
 
 
 def _search(client: Client, arguments: Arguments, output: Output) -> int:
     found = client.search(
-        arguments.q, limit=arguments.limit, state=arguments.state, model=arguments.model
-    )
+        arguments.q, limit=arguments.limit, state=arguments.state, model=arguments.model,
+        metadata=pairs_of(arguments),
+    )  # fmt: skip
     output.results(found)
     return 0
 

@@ -1,6 +1,6 @@
 """Past results: lists, search, exports."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -20,12 +20,14 @@ def _filters(
     created_before: datetime | str | None,
     q: str | None,
     ids: Sequence[str] | None = None,
+    metadata: Mapping[str, str | float] | None = None,
 ) -> dict[str, QueryValue]:
     return {
         "state": state, "model_name": model, "context_id": context_id, "error_code": error_code,
         "retryable": retryable, "created_after": _time(created_after),
         "created_before": _time(created_before), "q": q,
         "ids": None if ids is None else ",".join(ids),
+        **{f"metadata[{key}]": value for key, value in (metadata or {}).items()},
     }  # fmt: skip
 
 
@@ -44,6 +46,7 @@ def list_results(
     created_after: datetime | str | None = None,
     created_before: datetime | str | None = None,
     ids: Sequence[str] | None = None,
+    metadata: Mapping[str, str | float] | None = None,
     full: bool = False,
     prompts: bool = False,
 ) -> Feed[Result]:
@@ -59,13 +62,15 @@ def list_results(
         created_after: a time, as a datetime or in ISO 8601; `created_before` likewise.
         created_before: see `created_after`.
         ids: at most 100 ids of results; unknown ones are left out.
+        metadata: at most 16 pairs that the result's metadata has; texts, numbers or booleans.
         full: with the whole texts; otherwise their first 1,000 characters, and `truncated` is true
             for the longer ones.
         prompts: with the beginning of each prompt (`prompt_start`).
     """
     query = _filters(
-        state, model, context_id, error_code, retryable, created_after, created_before, None, ids
-    )
+        state, model, context_id, error_code, retryable, created_after, created_before, None, ids,
+        metadata,
+    )  # fmt: skip
     shown = {"full": full or None, "prompts": prompts or None}
     yield from pages("/results/", Result, {**query, **shown}, limit)
 
@@ -78,6 +83,7 @@ def search(
     model: str | None = None,
     created_after: datetime | str | None = None,
     created_before: datetime | str | None = None,
+    metadata: Mapping[str, str | float] | None = None,
     full: bool = False,
 ) -> Feed[Result]:
     """Iterate over the results with these words in prompt, text or error, newest first.
@@ -89,12 +95,15 @@ def search(
         model: the model's name.
         created_after: a time.
         created_before: a time.
+        metadata: pairs.
         full: with the whole texts.
 
     Raises:
         InvalidRequestError: `search_too_slow`: narrow the search.
     """
-    query = _filters(state, model, None, None, None, created_after, created_before, q)
+    query = _filters(
+        state, model, None, None, None, created_after, created_before, q, metadata=metadata
+    )
     yield from pages("/results/", Result, {**query, "full": full or None, "prompts": True}, limit)
 
 
@@ -110,6 +119,7 @@ def export(
     created_before: datetime | str | None = None,
     q: str | None = None,
     ids: Sequence[str] | None = None,
+    metadata: Mapping[str, str | float] | None = None,
 ) -> Feed[Result]:
     """Iterate over results with whole texts and prompts (`content` or `messages`), newest first.
 
@@ -119,8 +129,9 @@ def export(
         ConnectionFailedError: no result arrived within the client's patience.
     """
     query = _filters(
-        state, model, context_id, error_code, retryable, created_after, created_before, q, ids
-    )
+        state, model, context_id, error_code, retryable, created_after, created_before, q, ids,
+        metadata,
+    )  # fmt: skip
     after: str | None = None
     left = limit
     while left is None or left > 0:

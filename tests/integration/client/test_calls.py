@@ -147,6 +147,13 @@ async def test_history(one: Service) -> None:
         two = [newest[3], newest[1]]
         assert [one.id for one in client.list(ids=two)] == two[::-1]
         assert [one.id for one in client.export(ids=two)] == two[::-1]
+        tagged = client.wait(client.send("{{chunks=1}}", model="scripted", metadata={"a b": True}))
+        for pair, found in (({"a b": True}, [tagged.id]), ({"a b": False}, [])):
+            assert [one.id for one in client.list(metadata=pair)] == found
+            assert [one.id for one in client.export(metadata=pair)] == found
+        assert list(client.search("unmistakable", metadata={"a b": True})) == []
+        assert tagged.context_id is not None
+        client.contexts.delete(tagged.context_id)
         exported = list(client.export(model="scripted"))
         assert [one.id for one in exported] == newest
         assert {one.content for one in exported} == {"{{chunks=2}} unmistakable"}

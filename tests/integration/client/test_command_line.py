@@ -49,6 +49,11 @@ async def test_a_session(one: Service, tmp_path: Path) -> None:
     assert (status, json.loads(output)["retry_of"]) == (0, result_id)
     status, output, _ = await run(one, tmp_path, "list")
     assert len(output.splitlines()) == 3
+    await finish(one, "{{chunks=1}}", metadata={"run": "a=b", "n": 1})
+    pairs = ["--metadata", "run=a=b", "--metadata"]
+    for last, lines in (("n=1", 2), ("n=2", 1)):
+        status, output, _ = await run(one, tmp_path, "list", *pairs, last)
+        assert (status, len(output.splitlines())) == (0, lines)
     status, output, _ = await run(one, tmp_path, "models")
     assert output.splitlines()[1].split()[:2] == ["scripted", "ready"]
     status, output, _ = await run(one, tmp_path, "compare", "{{text=b}}", "-m", "scripted")

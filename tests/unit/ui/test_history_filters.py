@@ -37,6 +37,19 @@ def test_what_is_no_time_is_reported(text: str) -> None:
     assert to_form({"created_after": text})["created_after"] == text
 
 
+def test_a_pair_of_metadata() -> None:
+    filters = read_filters({"metadata": "run = a=b", "state": "failed"})
+    assert to_params(filters) == {"metadata[run]": "a=b", "state": "failed"}
+    assert [(chip.label, chip.value) for chip in to_chips(filters)] == [
+        ("State", "failed"),
+        ("Metadata", "run = a=b"),
+    ]
+    for text in ("run", "=x"):
+        with pytest.raises(FormError) as caught:
+            to_params(read_filters({"metadata": text}))
+        assert [name for name, _ in caught.value.fields] == ["metadata"]
+
+
 def test_each_chip_leaves_its_own_filter_out() -> None:
     filters = read_filters({"q": 'a&b "c"', "state": " failed ", "model_name": "", "other": "1"})
     assert filters == {"q": 'a&b "c"', "state": "failed"}
