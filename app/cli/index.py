@@ -201,7 +201,7 @@ def _adopt(options: argparse.Namespace) -> int:
 
 def _declare(file: Path | None, declaration: Declaration, declared: Declaration | None) -> int:
     if declared and declared.tokenizer == declaration.tokenizer:
-        sys.stdout.write(f"Declared in {file} already. Restart the processes that have it open.\n")
+        sys.stdout.write(f"Declared in {file} already. Running APIs open it within seconds.\n")
         return 0
     if file is not None:
         try:

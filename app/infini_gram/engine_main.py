@@ -22,7 +22,7 @@ import orjson
 
 from app.core.errors import EngineInputError, InvalidRequestError, ServiceError
 from app.infini_gram.attribution import AttributionParameters, attribute
-from app.infini_gram.declarations import DeclarationError, read_declarations
+from app.infini_gram.declarations import Declaration, DeclarationError, read_declarations
 from app.infini_gram.indexes import Indexes
 
 logger = logging.getLogger(__name__)
@@ -45,19 +45,25 @@ def main(file: Path, name: str, parent: int) -> None:
         return
     _answer(answers, "ok", b"")
     for line in sys.stdin.buffer:
-        indexes.open_changed()
+        with contextlib.suppress(DeclarationError):  # the API's log has it
+            indexes.open_replaced(_declared(file, name))
         _answer(answers, *_attribute(indexes, name, line))
 
 
 def _open(file: Path, name: str) -> Indexes:
+    indexes = Indexes(_declared(file, name))
+    indexes.open_blocking()
+    indexes.engine(name)
+    return indexes
+
+
+def _declared(file: Path, name: str) -> list[Declaration]:
+    """The index's declaration alone. Raises DeclarationError."""
     declared = read_declarations(file)
     if name not in (one.name for one in declared):
         known = ", ".join(one.name for one in declared) or "none"
         raise DeclarationError(f"{file} declares no index {name!r}; there are: {known}")
-    indexes = Indexes([one for one in declared if one.name == name])
-    indexes.open_blocking()
-    indexes.engine(name)
-    return indexes
+    return [one for one in declared if one.name == name]
 
 
 def _attribute(indexes: Indexes, name: str, line: bytes) -> tuple[str, bytes, int, int]:

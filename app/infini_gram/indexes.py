@@ -66,7 +66,7 @@ class Indexes:
         self._pending = 0
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._checker: threading.Thread | None = None
+        self._checkers: list[threading.Thread] = []
         self._file = file
         self._watcher: asyncio.Task[None] | None = None
 
@@ -75,12 +75,21 @@ class Indexes:
         await asyncio.to_thread(self.open_blocking)
 
     def open_blocking(self) -> None:
-        later = [one for one in self._declarations.values() if self._open(one)]
+        self._check_in_background([one for one in self._declarations.values() if self._open(one)])
+
+    def open_replaced(self, declared: Sequence[Declaration]) -> None:
+        """Open those that are declared otherwise, or whose manifests were replaced since they were last tried."""
+        changed = [one for one in declared if self._versions.get(one.name) != _version_of(one)]
+        self._declarations = {**self._declarations, **{one.name: one for one in changed}}
+        self._check_in_background([one for one in changed if self._open(one)])
+
+    def _check_in_background(self, later: list[Declaration]) -> None:
         if later:
-            self._checker = threading.Thread(
+            checker = threading.Thread(
                 target=self._check_later, args=(later,), name="index checksums", daemon=True
             )
-            self._checker.start()
+            self._checkers.append(checker)
+            checker.start()
 
     async def __aenter__(self) -> "Indexes":
         seen = self._look()
@@ -100,8 +109,8 @@ class Indexes:
     def close(self) -> None:
         self._stopping.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._checker:
-            self._checker.join()
+        for checker in self._checkers:
+            checker.join()
         self._engines.clear()
 
     @property
@@ -179,16 +188,9 @@ class Indexes:
             extra = {"action": "index_failed"}
             logger.error("the indexes stay as they are: %s", error, extra=extra)  # noqa: TRY400
             return
-        self.open_changed(declared)
-
-    def open_changed(self, declared: Sequence[Declaration] | None = None) -> None:
-        """Open the indexes that are not open, or whose manifests were replaced since they were opened.
-
-        `declared`: by default what is known. An index stays open as it was if its new files fail their checks.
-        """
         later = []
         with contextlib.suppress(_StoppedError):
-            for one in self._declarations.values() if declared is None else declared:
+            for one in declared:
                 is_open = one.name in self._engines
                 if not is_open or self._versions.get(one.name) != _version_of(one):
                     self._declarations = {**self._declarations, one.name: one}
@@ -237,13 +239,16 @@ class Indexes:
 
     def _check_later(self, declarations: list[Declaration]) -> None:
         for declaration in declarations:
+            engine = self._engines.get(declaration.name)
             try:
                 self._check(declaration)
             except _StoppedError:
                 return
             except (ManifestError, OSError) as error:
-                self._engines.pop(declaration.name, None)
-                self._fail(declaration, error)
+                # If it was replaced meanwhile, the files were partly those of the engine that is open now.
+                if self._engines.get(declaration.name) is engine:
+                    self._engines.pop(declaration.name, None)
+                    self._fail(declaration, error)
 
     def _fail(self, declaration: Declaration, error: Exception) -> None:
         self._failures[declaration.name] = _without_paths(str(error), declaration).rstrip(".")

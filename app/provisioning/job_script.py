@@ -47,7 +47,7 @@ exec >>"$directory/log" 2>&1 </dev/null
 export {variable}={launch}
 mkdir running || exit 0  # it was submitted twice, and the other one runs
 
-finish() {{
+{start}finish() {{
     code=$?
     printf '%s %s\n' "$code" "$SECONDS" >exit.new && mv -f exit.new exit
 {ending}}}
@@ -125,6 +125,7 @@ def render_script(
         command=shlex.join(_command(spec, profile, directory, place)),
         served=shlex.quote(spec.served_name),
         listen=shlex.quote(profile.listen),
+        start=ray.start,
         cluster=ray.cluster,
         watch=ray.watch,
         ending=ray.ending,

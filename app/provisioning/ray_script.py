@@ -18,13 +18,16 @@ _MAX_WAIT_SECONDS = 300
 # vLLM sends tensors by NCCL and messages by queues of its own, not by Ray's store.
 _STORE_BYTES = 1 << 30
 
+# The environment of a job may have variables of these names.
+_START = "parts=() ray_scratch= reason=\n"
+
 # `reason` is the last line of the output, which the launch's reason shows.
 _ENDING = r"""    [[ -z ${parts[*]} ]] || kill -TERM "${parts[@]}" 2>/dev/null
     for ((second = 0; second < 20; second++)); do
         kill -0 "${parts[@]}" 2>/dev/null || break
         sleep 1
     done
-    [[ -z $scratch ]] || rm -rf -- "$scratch"
+    [[ -z $ray_scratch ]] || rm -rf -- "$ray_scratch"
     [[ -z $reason ]] || echo "$reason"
 """
 
@@ -45,11 +48,11 @@ node_address() {{
     printf '%s' "$address"
 }}
 
-# Ray on this node, until it ends: never with status 0. The files of Ray are in $scratch.
+# Ray on this node, until it ends: never with status 0. The files of Ray are in $ray_scratch.
 ray_node() {{
     local code ray
     {ray} start --block --node-ip-address="$VLLM_HOST_IP" --num-gpus={gpus} --num-cpus={cpus} \
-        --object-store-memory={store} --temp-dir="$scratch" --disable-usage-stats \
+        --object-store-memory={store} --temp-dir="$ray_scratch" --disable-usage-stats \
         --dashboard-agent-listen-port="$(free_port)" "$@" &
     ray=$!
     trap 'kill -TERM "$ray" 2>/dev/null; wait "$ray"; exit 143' TERM INT
@@ -58,11 +61,14 @@ ray_node() {{
     exit $((code ? code : 1))
 }}
 
-# Ray on another node.
+# Ray on another node: the head's address and its folder.
 other_node() {{
-    scratch=$(mktemp -d --tmpdir=/tmp llm-ray.XXXXXX) || exit 1
-    trap 'rm -rf -- "$scratch"' EXIT
-    export VLLM_HOST_IP=$(node_address) APPTAINER_BIND="$binds$scratch"
+    # Older releases of Ray have the path of the head's on all nodes. It exists if these share their /tmp.
+    ray_scratch=$2
+    mkdir -m 700 -- "$ray_scratch" 2>/dev/null ||
+        ray_scratch=$(mktemp -d --tmpdir=/tmp llm-ray.XXXXXX) || exit 1
+    trap 'rm -rf -- "$ray_scratch"' EXIT
+    export VLLM_HOST_IP=$(node_address) APPTAINER_BIND="$binds$ray_scratch"
     ray_node --address="$1"
 }}
 
@@ -71,9 +77,9 @@ version=$({ray} --version 2>/dev/null | sed -n 's/^ray, version //p')
 printf '%s\n' {least} "$version" | sort --check=quiet --version-sort || fail {old}"$version"
 head -c 32 /dev/urandom | base64 >ray-token
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$directory/ray-token" RAY_USAGE_STATS_ENABLED=0
-scratch=$(mktemp -d --tmpdir=/tmp llm-ray.XXXXXX) || exit 1
+ray_scratch=$(mktemp -d --tmpdir=/tmp llm-ray.XXXXXX) || exit 1
 export binds="${{APPTAINER_BIND:+$APPTAINER_BIND,}}"
-export APPTAINER_BIND="$binds$scratch" VLLM_HOST_IP=$(node_address)
+export APPTAINER_BIND="$binds$ray_scratch" VLLM_HOST_IP=$(node_address)
 [[ -n $VLLM_HOST_IP ]] || fail "$SLURMD_NODENAME has no IPv4 address"
 gcs=$(free_port "$VLLM_HOST_IP") client=()
 # Ray's client server has one port on all machines, and an option for it only where Ray has that server.
@@ -93,7 +99,7 @@ done
 # Its own shell: a step does not have this one's functions. RAY_ADDRESS is for clients of Ray only.
 env -u RAY_ADDRESS srun --nodes={others} --ntasks={others} --ntasks-per-node=1 --relative=1 \
     --cpus-per-task={cpus} --mpi=none --input=none --kill-on-bad-exit=1 \
-    bash -c "$(declare -f free_port node_address ray_node other_node); other_node $RAY_ADDRESS" &
+    bash -c "$(declare -f free_port node_address ray_node other_node); other_node $RAY_ADDRESS $ray_scratch" &
 workers=$!
 parts+=("$workers")
 while :; do
@@ -118,8 +124,9 @@ kill -0 "$server" 2>/dev/null && fail "Ray ended on one of the nodes, and the se
 
 @dataclass(frozen=True, slots=True)
 class RayPart:
-    """Texts for a job's script: before Triton's command, after its start, and when the script ends."""
+    """Texts for a job's script: at its start, before and after Triton's command, and when it ends."""
 
+    start: str = ""
     cluster: str = ""
     watch: str = ""
     ending: str = ""
@@ -149,4 +156,4 @@ def ray_part(
             f"a launch over several nodes needs Ray {MIN_RAY} or newer: {remedy}; found "
         ),
     )
-    return RayPart(cluster, _WATCH, _ENDING)
+    return RayPart(_START, cluster, _WATCH, _ENDING)

@@ -133,6 +133,13 @@ class LaunchSpec(StrictModel):
     adapters: dict[AdapterName, ModelName] = Field(default_factory=dict)
     trust_remote_code: bool
 
+    def to_json(self) -> str:
+        """For the table: former versions refuse the newer members, which are there only where they have an effect."""
+        newer = {"nodes": 1, "adapters": {}}
+        return self.model_dump_json(
+            exclude={name for name, usual in newer.items() if getattr(self, name) == usual}
+        )
+
     @property
     def all_gpus(self) -> int:
         return self.nodes * self.gpus

@@ -212,7 +212,7 @@ class LaunchStore:
         async def insert(connection: Connection) -> asyncpg.Record | None:
             found = await connection.fetchrow(
                 _CREATE, identifier, team_id, spec.name, provider, spec.profile, spec.model,
-                spec.model_dump_json(),
+                spec.to_json(),
             )  # fmt: skip
             # When it is repeated after a lost response, the statement finds its own row.
             return found or await connection.fetchrow(

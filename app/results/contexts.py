@@ -65,11 +65,10 @@ WHERE id = ANY($1::uuid[]) AND team_id = $2 ORDER BY id DESC
 """
 
 _LOCK = "SELECT 1 FROM contexts WHERE id = $1 AND team_id = $2 FOR UPDATE"
-_LOCK_PENDING = """
-SELECT id FROM results WHERE context_id = $1 AND state = 'pending' ORDER BY id FOR UPDATE
-"""
-_LOCK_ENDED = """
-SELECT id FROM results WHERE context_id = $1 AND state <> 'pending' ORDER BY id FOR UPDATE
+_COUNT_PENDING = "SELECT count(*) FROM results WHERE context_id = $1 AND state = 'pending'"
+# All at once, in the order of ids, as every other statement that locks results.
+_LOCK_RESULTS = """
+SELECT id, state = 'pending' AS is_pending FROM results WHERE context_id = $1 ORDER BY id FOR UPDATE
 """
 _DELETE_CHUNKS = "DELETE FROM result_chunks WHERE result_id = ANY($1::uuid[])"
 
@@ -152,16 +151,16 @@ class ContextStore:
                 # The lock keeps new results of this context out until the transaction ends.
                 if not await connection.fetchval(_LOCK, context_id, team_id):
                     raise context_not_found(context_id)
-                # These locks keep their worker from storing more text.
-                pending = await connection.fetch(_LOCK_PENDING, context_id)
-                if pending and not force:
+                if not force and (count := await connection.fetchval(_COUNT_PENDING, context_id)):
                     raise ConflictError(
-                        f"{len(pending)} results of this context are pending. Wait, cancel them, "
+                        f"{count} results of this context are pending. Wait, cancel them, "
                         "or add ?force=true."
                     )
-                ids = [row["id"] for row in pending]
-                ended = await connection.fetch(_LOCK_ENDED, context_id)
-                await ledger.settle(connection, [row["id"] for row in ended])
+                # These locks keep their workers from storing more text.
+                locked = await connection.fetch(_LOCK_RESULTS, context_id)
+                ids = [row["id"] for row in locked if row["is_pending"]]
+                ended = [row["id"] for row in locked if not row["is_pending"]]
+                await ledger.settle(connection, ended)
                 await ledger.add_deleted(connection, ids)
                 await connection.execute(_DELETE_CHUNKS, ids)
                 await connection.execute("DELETE FROM contexts WHERE id = $1", context_id)

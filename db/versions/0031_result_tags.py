@@ -10,6 +10,7 @@ Revises: 0030
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.exc import DBAPIError
 
 from app.core import schema_changes
 
@@ -19,6 +20,7 @@ branch_labels = None
 depends_on = None
 
 _PIECE = 5_000  # results of a transaction
+_DEADLOCK = "40P01"
 
 _DELETE_ROWS = """
 CREATE OR REPLACE FUNCTION delete_rows_of_results() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -65,10 +67,11 @@ def upgrade() -> None:
         sa.Column("result_id", sa.UUID(), nullable=False),
         sa.PrimaryKeyConstraint("team_id", "tag", "result_id", name=op.f("pk_result_tags")),
         if_not_exists=True,
-    )
-    op.execute(
-        "ALTER TABLE result_tags SET (autovacuum_vacuum_scale_factor = 0.05, "
-        "autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05)"
+        postgresql_with={
+            "autovacuum_vacuum_scale_factor": 0.05,
+            "autovacuum_vacuum_insert_scale_factor": 0.05,
+            "autovacuum_analyze_scale_factor": 0.05,
+        },
     )
     op.execute(r"""
         CREATE OR REPLACE FUNCTION tags_of_metadata(metadata jsonb) RETURNS SETOF bytea
@@ -95,7 +98,20 @@ def upgrade() -> None:
     with schema_changes.outside_transactions():
         last: str | None = "00000000-0000-0000-0000-000000000000"
         while last is not None:
-            last = op.get_bind().exec_driver_sql(_FILL, (last, _PIECE)).scalar()
+            last = _fill_behind(last)
+
+
+def _fill_behind(last: str) -> str | None:
+    """Fill a piece; its last id, or None at the end of the table."""
+    while True:
+        try:
+            filled: str | None = op.get_bind().exec_driver_sql(_FILL, (last, _PIECE)).scalar()
+        except DBAPIError as error:
+            # Processes of the former version delete a context's pending results before its ended ones.
+            if getattr(error.orig, "sqlstate", None) != _DEADLOCK:
+                raise
+        else:
+            return filled
 
 
 def downgrade() -> None:

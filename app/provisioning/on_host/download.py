@@ -74,7 +74,7 @@ class Download:
         for directory in (self._blobs, self._locks):
             directory.mkdir(parents=True, exist_ok=True)
         with self._locked():
-            missing = [one for one in unique if _size(self._blobs / one.etag) != one.size]
+            missing = [one for one in unique if not self._has(one)]
             self.total = sum(one.size for one in unique)
             lacking = sum(max(0, one.size - _size(self._part(one))) for one in missing)
             self.done = self.total - lacking
@@ -229,6 +229,10 @@ class Download:
     def _drop(self, part: Path, file: RemoteFile) -> None:
         self._count(-min(_size(part), file.size), 0)
         part.unlink()
+
+    def _has(self, file: RemoteFile) -> bool:
+        blob = self._blobs / file.etag
+        return blob.is_file() and _size(blob) == file.size
 
     def _part(self, file: RemoteFile) -> Path:
         return self._blobs / f"{file.etag}{_PART}"

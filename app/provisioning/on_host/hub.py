@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import ipaddress
 import json
 import re
 import urllib.error
@@ -72,12 +73,23 @@ class Redirects(urllib.request.HTTPRedirectHandler):
         return new
 
 
+def _is_loopback(host: str | None) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
 class Hub:
     """HTTP requests for one model; refusals become messages."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._opener = urllib.request.build_opener(Redirects)
+        handlers: list[Any] = [Redirects]
+        if _is_loopback(urllib.parse.urlsplit(request.endpoint).hostname):
+            # A proxy would get the token in clear text.
+            handlers.append(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(*handlers)
 
     def listing(self) -> dict[str, Any]:
         """The model's revision with its files. Raises as `open_file`; TypeError, ValueError for other bodies."""

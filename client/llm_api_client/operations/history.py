@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from decimal import Decimal
 
 import msgspec
 
+from llm_api_client.errors import ConfigurationError
 from llm_api_client.operations.paging import pages
 from llm_api_client.schemas import Result, State
 from llm_api_client.steps import Again, Emit, Feed, Lost, Open, QueryValue, Read, Reply, Request
@@ -27,8 +29,20 @@ def _filters(
         "retryable": retryable, "created_after": _time(created_after),
         "created_before": _time(created_before), "q": q,
         "ids": None if ids is None else ",".join(ids),
-        **{f"metadata[{key}]": value for key, value in (metadata or {}).items()},
+        **{f"metadata[{key}]": _pair_value(key, value) for key, value in (metadata or {}).items()},
     }  # fmt: skip
+
+
+def _pair_value(key: str, value: str | float) -> QueryValue:
+    """A value in the form of PostgreSQL, which writes numbers without an exponent.
+
+    Raises ConfigurationError for what no pair has, such as None.
+    """
+    if isinstance(value, float):
+        return format(Decimal(repr(value)), "f")
+    if not isinstance(value, str | int):
+        raise ConfigurationError(f"metadata[{key!r}]: a text, a number or a boolean is needed.")
+    return value
 
 
 def _time(value: datetime | str | None) -> str | None:

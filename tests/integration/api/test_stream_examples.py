@@ -273,7 +273,7 @@ async def test_the_calls_of_the_readme_and_its_pages(one: Service, tmp_path: Pat
     )
     # test_cli_token.py runs the call with a token.
     calls = [block for block in blocks if "curl" in block and "app token" not in block]
-    assert len(calls) == 12
+    assert len(calls) == 13
     program = (
         "\nprintf '\\036'\n".join(calls)
         .replace("http://127.0.0.1:8887", "$API")

@@ -14,6 +14,7 @@ from llm_api_client import (
     AsyncClient,
     AuthenticationError,
     Client,
+    ConfigurationError,
     ConflictError,
     InvalidRequestError,
     LimitReachedError,
@@ -154,6 +155,14 @@ async def test_history(one: Service) -> None:
         assert list(client.search("unmistakable", metadata={"a b": True})) == []
         assert tagged.context_id is not None
         client.contexts.delete(tagged.context_id)
+        numbers = {"rate": 3e-05, "large": 1e16, "two": 2.0, "count": 7}
+        numbered = client.wait(client.send("{{chunks=1}}", model="scripted", metadata=numbers))
+        for key, value in numbered.metadata.items():
+            assert [one.id for one in client.list(metadata={key: value})] == [numbered.id]
+        with pytest.raises(ConfigurationError, match="a text, a number"):
+            list(client.list(metadata={"count": None}))  # type: ignore[dict-item]
+        assert numbered.context_id is not None
+        client.contexts.delete(numbered.context_id)
         exported = list(client.export(model="scripted"))
         assert [one.id for one in exported] == newest
         assert {one.content for one in exported} == {"{{chunks=2}} unmistakable"}

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -228,6 +229,7 @@ async def test_an_attribution_notices_that_its_index_was_taken_away(
             return bool(indexes.failures)
 
         await until(is_checked)
+        indexes.open_replaced([copy])  # as before each attribution: it was not replaced
         request = orjson.dumps({"text": "a", "parameters": {}})
         kind, message, *_ = engine_main._attribute(indexes, "copy", request)
     assert (kind, b"metadata.0 was altered" in message) == ("engine", True)
@@ -347,7 +349,7 @@ async def test_a_replaced_index_is_opened_anew(
         assert new.version != old.version
         may_end.set()
         assert await late == built.engine.count([]).count
-        await asyncio.to_thread(indexes.open_changed)
+        await asyncio.to_thread(indexes.open_replaced, [copy])
         assert indexes.engine("copy") is new, "it is opened once"
 
 
@@ -380,6 +382,36 @@ async def test_an_index_stays_open_beside_a_replacement_that_fails_its_checks(
         await until(is_new)
 
 
+async def test_a_check_of_replaced_files_does_not_close_the_new_index(
+    copy: Declaration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of the old index, in the background, reads files of both."""
+    monkeypatch.setattr(opened, "CHECK_FIRST_BYTES", 0)
+    is_checking, is_replaced = threading.Event(), threading.Event()
+    check = manifests.check_contents
+
+    def check_slowly(*arguments: Any) -> None:
+        is_checking.set()
+        assert is_replaced.wait(60)
+        check(*arguments)
+
+    monkeypatch.setattr(manifests, "check_contents", check_slowly)
+    (copy.path / "verified.json").unlink(missing_ok=True)
+    indexes = Indexes([copy])
+    indexes.open_blocking()
+    assert await asyncio.to_thread(is_checking.wait, 60)
+    old = indexes.engine("copy")
+    await asyncio.to_thread(rebuild, copy, ["a new text", "another"])
+    indexes.open_replaced([copy])
+    new = indexes.engine("copy")
+    assert new is not old
+    is_replaced.set()
+    for checker in indexes._checkers:
+        await asyncio.to_thread(checker.join)
+    assert indexes.engine("copy") is new
+    indexes.close()
+
+
 async def test_an_attribution_process_opens_a_replaced_index(
     copy: Declaration, tmp_path: Path
 ) -> None:
@@ -390,6 +422,8 @@ async def test_an_attribution_process_opens_a_replaced_index(
         before = await process.attribute("a new text", {})
         await asyncio.to_thread(rebuild, copy, ["a new text", "another"])
         after = await process.attribute("a new text", {})
+        file.write_text("[indexes")
+        await process.attribute("it stays open beside an invalid file", {})
     finally:
         await process.end()
     assert before.version != after.version == Engine(copy).version

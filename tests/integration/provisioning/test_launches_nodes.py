@@ -162,7 +162,12 @@ def test_a_job_names_the_reason_before_triton_starts(
     environment: dict[str, str],
     words: str,
 ) -> None:
-    for name, value in environment.items():
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    bystander = subprocess.Popen(["sleep", "infinity"])
+    # Variables of the user's own, which a job's environment has.
+    own = {"scratch": str(precious), "ray_scratch": str(precious), "parts": str(bystander.pid)}
+    for name, value in {**own, **environment}.items():
         monkeypatch.setenv(name, value)
     if not environment.get("STAND_IN_VERSION", "2"):
         (ray / "ray").unlink()
@@ -181,6 +186,11 @@ def test_a_job_names_the_reason_before_triton_starts(
     subprocess.run(["tar", "--extract", f"--directory={directory}"], input=content, check=True)
     cluster.run("sbatch", "--wait", str(directory / "job.sh"), check=False)
     log = (directory / "log").read_text()
+    is_alive = bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+    assert is_alive
+    assert precious.exists()
     assert words in log.splitlines()[-1]
     assert "GRPCInferenceService" not in log
     assert (directory / "exit").read_text().startswith("1 ")

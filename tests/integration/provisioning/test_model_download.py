@@ -30,6 +30,7 @@ OTHERS = random.Random(2).randbytes(300_000)  # noqa: S311 - not a secret
 FILES = {
     "config.json": b'{"model_type": "sheep"}',
     "tokenizer_config.json": b"{}",
+    "added_tokens.json": b"",
     "sub/chat template.jinja": b"{{ messages }}",
     "model-00001-of-00002.safetensors": WEIGHTS,
     "model-00002-of-00002.safetensors": OTHERS,
@@ -108,6 +109,16 @@ def by_huggingface_hub(cache: Path, endpoint: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+async def test_a_token_for_loopback_passes_no_proxy(
+    hub: HuggingFaceHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    hub.tokens = {TOKEN}
+    with hub.run() as endpoint:
+        await downloaded(tmp_path, endpoint, token=TOKEN)
+    assert content_of(tmp_path) == SERVED
 
 
 async def test_the_cache_is_as_huggingface_hub_writes_it(

@@ -123,6 +123,31 @@ async def test_many_are_erased_at_once_and_old_ones_by_themselves(
     assert [row["id"] for row in left] == [kept]
 
 
+async def test_a_deletion_locks_pending_results_in_their_order(settings: Settings) -> None:
+    """It holds no younger result while it waits for an older one, also if only one of them is pending."""
+    connection = await connect(settings)
+    blocker = await connect(settings)
+    async with Database(settings, "deletion") as database:
+        contexts = ContextStore(database, JobQueue(database, settings), settings)
+        context_id, (ended, pending) = await add(connection, 2)
+        await connection.execute(
+            "UPDATE results SET state = 'pending', finished_at = NULL, output = NULL WHERE id = $1",
+            pending,
+        )
+        lock = "SELECT FROM results WHERE id = $1 FOR UPDATE"
+        transaction = blocker.transaction()
+        await transaction.start()
+        await blocker.execute(lock, ended)
+        deletion = asyncio.create_task(contexts.delete("default", context_id, force=True))
+        await until(lambda: connection.fetch(BLOCKED, "FOR UPDATE"))
+        await blocker.execute(f"{lock} NOWAIT", pending)
+        await transaction.rollback()
+        await deletion
+    assert not await connection.fetch("SELECT FROM results WHERE context_id = $1", context_id)
+    await blocker.close()
+    await connection.close()
+
+
 async def test_erasure_and_deletion_wait_for_each_other_in_one_order(settings: Settings) -> None:
     connection = await connect(settings)
     async with Database(settings, "one") as one, Database(settings, "other") as other:

@@ -101,10 +101,13 @@ def test_each_node_holds_its_part_of_the_weights(profiles: dict[str, Profile]) -
 
 
 def test_a_stored_launch_of_an_older_version_has_one_node(profiles: dict[str, Profile]) -> None:
-    stored = spec_of(profiles).model_dump()
-    del stored["nodes"]
-    spec = LaunchSpec.model_validate(stored)
+    stored = spec_of(profiles).to_json()
+    assert "nodes" not in stored, "an older version would refuse it"
+    assert "adapters" not in stored
+    spec = LaunchSpec.model_validate_json(stored)
     assert (spec.nodes, spec.all_gpus) == (1, 1)
+    two = spec_of(profiles, resources={"nodes": 2})
+    assert LaunchSpec.model_validate_json(two.to_json()) == two
 
 
 def test_one_node_needs_no_ray(profiles: dict[str, Profile]) -> None:
