@@ -46,7 +46,7 @@ def main(file: Path, name: str, parent: int) -> None:
     _answer(answers, "ok", b"")
     for line in sys.stdin.buffer:
         with contextlib.suppress(DeclarationError):  # the API's log has it
-            indexes.open_replaced(_declared(file, name))
+            indexes.open_changed(_declared(file, name))
         _answer(answers, *_attribute(indexes, name, line))
 
 

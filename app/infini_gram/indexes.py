@@ -77,11 +77,20 @@ class Indexes:
     def open_blocking(self) -> None:
         self._check_in_background([one for one in self._declarations.values() if self._open(one)])
 
-    def open_replaced(self, declared: Sequence[Declaration]) -> None:
-        """Open those that are declared otherwise, or whose manifests were replaced since they were last tried."""
-        changed = [one for one in declared if self._versions.get(one.name) != _version_of(one)]
+    def open_changed(self, declared: Sequence[Declaration], *, also_closed: bool = False) -> None:
+        """Open those that are declared otherwise, or whose manifests were replaced since they were last tried.
+
+        With `also_closed`, all that are not open are tried again.
+        """
+        changed = [
+            one
+            for one in declared
+            if self._versions.get(one.name) != _version_of(one)
+            or (also_closed and one.name not in self._engines)
+        ]
         self._declarations = {**self._declarations, **{one.name: one for one in changed}}
-        self._check_in_background([one for one in changed if self._open(one)])
+        with contextlib.suppress(_StoppedError):
+            self._check_in_background([one for one in changed if self._open(one)])
 
     def _check_in_background(self, later: list[Declaration]) -> None:
         if later:
@@ -188,15 +197,7 @@ class Indexes:
             extra = {"action": "index_failed"}
             logger.error("the indexes stay as they are: %s", error, extra=extra)  # noqa: TRY400
             return
-        later = []
-        with contextlib.suppress(_StoppedError):
-            for one in declared:
-                is_open = one.name in self._engines
-                if not is_open or self._versions.get(one.name) != _version_of(one):
-                    self._declarations = {**self._declarations, one.name: one}
-                    if self._open(one):
-                        later.append(one)
-        self._check_later(later)
+        self.open_changed(declared, also_closed=True)
 
     # --- Opening ----------------------------------------------------------------------------------
 

@@ -229,7 +229,7 @@ async def test_an_attribution_notices_that_its_index_was_taken_away(
             return bool(indexes.failures)
 
         await until(is_checked)
-        indexes.open_replaced([copy])  # as before each attribution: it was not replaced
+        indexes.open_changed([copy])  # as before each attribution: it was not replaced
         request = orjson.dumps({"text": "a", "parameters": {}})
         kind, message, *_ = engine_main._attribute(indexes, "copy", request)
     assert (kind, b"metadata.0 was altered" in message) == ("engine", True)
@@ -349,7 +349,7 @@ async def test_a_replaced_index_is_opened_anew(
         assert new.version != old.version
         may_end.set()
         assert await late == built.engine.count([]).count
-        await asyncio.to_thread(indexes.open_replaced, [copy])
+        await asyncio.to_thread(indexes.open_changed, [copy])
         assert indexes.engine("copy") is new, "it is opened once"
 
 
@@ -402,7 +402,7 @@ async def test_a_check_of_replaced_files_does_not_close_the_new_index(
     assert await asyncio.to_thread(is_checking.wait, 60)
     old = indexes.engine("copy")
     await asyncio.to_thread(rebuild, copy, ["a new text", "another"])
-    indexes.open_replaced([copy])
+    indexes.open_changed([copy])
     new = indexes.engine("copy")
     assert new is not old
     is_replaced.set()
