@@ -18,7 +18,13 @@ from tests.chaos.stream_client import StreamReader, any_of, random_cuts
 
 CLIENTS = 200
 CUTS = 20
-PROMPTS = [f"Streamed {number} {{{{chunks=60 delay_ms=250}}}}" for number in range(CLIENTS // 2)]
+# They run for 30 s: an API ends and starts meanwhile, also on a machine with other work.
+PROMPTS = [f"Streamed {number} {{{{chunks=120 delay_ms=250}}}}" for number in range(CLIENTS // 2)]
+
+
+def cuts(number: int) -> list[float]:
+    """The first come soon: each client is cut off before and after the death of an API."""
+    return random_cuts(number, 6, 200) + random_cuts(f"later {number}", CUTS - 6, 900)
 
 
 async def test_disconnects_and_deaths_splice_no_text(stack: Stack, triton: EmbeddedTriton) -> None:
@@ -31,9 +37,7 @@ async def test_disconnects_and_deaths_splice_no_text(stack: Stack, triton: Embed
     readers = [StreamReader(result_id) for result_id in accepted for _ in range(2)]
     ports = list(stack.ports.values())
     reading = [
-        asyncio.create_task(
-            reader.read_to_the_end(any_of(ports, number), random_cuts(number, CUTS, 900))
-        )
+        asyncio.create_task(reader.read_to_the_end(any_of(ports, number), cuts(number)))
         for number, reader in enumerate(readers)
     ]
 
