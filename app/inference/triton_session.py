@@ -195,6 +195,8 @@ class EngineSession:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while not self._is_closing or self._commands:
                 await self._has_commands.wait()
+                if not self._commands:  # the session has ended
+                    break
                 if self._responses and self._side_call is None:
                     call = self._side_call = self._begin()
                     self._refusals = asyncio.create_task(self._read_refusals(call))
@@ -233,14 +235,21 @@ class EngineSession:
             raise
         finally:
             self.is_open, self._is_closing = False, True
-            self._writing.cancel()
-            if self._side_call is not None:
-                self._side_call.cancel()
-            if self._refusals is not None:
-                self._refusals.cancel()
             if self._timer is not None:
                 self._timer.cancel()
             self._end_all(error)
+            await self._end_writing()
+
+    async def _end_writing(self) -> None:
+        """Let the call of the messages end by itself: see `TritonClient._cancel_request`."""
+        self._commands.clear()
+        self._has_commands.set()
+        tasks = [task for task in (self._writing, self._refusals) if task is not None]
+        try:
+            await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+        finally:
+            for task in tasks:  # gRPC cancels a call with the task that reads it
+                task.cancel()
 
     def _end_all(self, error: Exception) -> None:
         slots, self._slots = self._slots, {}

@@ -131,6 +131,7 @@ class Call:
         self.write_error: Exception | None = None
         self._is_begun = False
         self.side: SideCall | None = None
+        self.ends_side = True  # with this call: all messages have their responses then
         self.writer: asyncio.Task[Any] | None = None
         self.carriers: list[Call] = []  # of each message
         self._responses: asyncio.Queue[Any] = asyncio.Queue()
@@ -168,12 +169,23 @@ class Call:
             self._responses.put_nowait(asyncio.CancelledError())
 
     async def __aiter__(self) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        while (response := await self._responses.get()) is not None:
-            if isinstance(response, BaseException):
-                raise response
-            yield response
+        try:
+            while (response := await self._responses.get()) is not None:
+                if isinstance(response, BaseException):
+                    raise response
+                yield response
+        except asyncio.CancelledError:  # gRPC cancels a call with the task that reads it
+            self.cancel()
+            raise
+        finally:
+            if self.side is not None and self.ends_side:
+                self.side.end()
 
     # --- the model's side -----------------------------------------------------------------------
+
+    @property
+    def was_cancelled(self) -> bool:
+        return self.cancelled_at is not None
 
     @property
     def commands(self) -> list[dict[str, Any]]:

@@ -257,24 +257,50 @@ async def test_messages_after_the_first_response_have_a_call_of_their_own() -> N
     engine.call.respond(ended(1), ended(2))
     assert await first.error() is None
     assert await second.error() is None
-    assert engine.call.cancelled_at == side.cancelled_at == now()
-
-
-@pytest.mark.parametrize("error", [rpc_error("broken"), None])
-@in_virtual_time
-async def test_a_session_whose_messages_are_lost_is_lost(error: Exception | None) -> None:
-    engine = Engine()
-    (run,) = await engine.running(1)
-    engine.call.respond(Part(1, "a"))
-    await settle()
-    run.live.set(True)
-    await settle()
-    assert engine.call.side is not None
-    engine.call.side.end(error)
-    detail = "the model ended the session" if error is None else "broken"
-    assert await run.error() == (StreamLostError, detail)
-    assert not engine.session.is_open
     assert engine.call.cancelled_at == now()
+    await asyncio.wait([engine.session.reading])
+    assert (side.is_done_writing, side.was_cancelled) == (True, False)
+
+
+@in_virtual_time
+async def test_the_call_of_messages_may_end_after_that_of_responses() -> None:
+    """Triton never unloads a model if a call is cancelled while it responds to that."""
+    engine = Engine()
+    engine.call.ends_side = False
+    (run,) = await engine.running(1)
+    engine.call.respond(ended(1, "a"))
+    await run.error()
+    engine.session.retire()
+    await settle()
+    side = engine.call.side
+    assert side is not None
+    engine.call.end()
+    await asyncio.sleep(triton_session._CLOSE_SECONDS - 1)
+    assert (side.is_done_writing, side.was_cancelled) == (True, False)
+    assert not engine.session.reading.done()
+    ended_at = now()
+    side.end()
+    await engine.session.reading
+    assert now() == pytest.approx(ended_at)
+    assert not side.was_cancelled
+
+
+@in_virtual_time
+async def test_a_call_of_messages_that_does_not_end_is_cancelled() -> None:
+    engine = Engine()
+    engine.call.ends_side = False
+    (run,) = await engine.running(1)
+    engine.call.respond(ended(1, "a"))
+    await run.error()
+    engine.session.retire()
+    await settle()
+    side = engine.call.side
+    assert side is not None
+    engine.call.end()
+    ended_at = now()
+    await engine.session.reading
+    await settle()
+    assert side.cancelled_at == pytest.approx(ended_at + triton_session._CLOSE_SECONDS, abs=0.1)
 
 
 @in_virtual_time
