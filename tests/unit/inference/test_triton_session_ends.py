@@ -287,19 +287,23 @@ async def test_the_call_of_messages_may_end_after_that_of_responses() -> None:
 
 @in_virtual_time
 async def test_a_call_of_messages_that_does_not_end_is_cancelled() -> None:
+    """The model ends the session while the client has nothing to send."""
     engine = Engine()
     engine.call.ends_side = False
     (run,) = await engine.running(1)
-    engine.call.respond(ended(1, "a"))
-    await run.error()
-    engine.session.retire()
+    engine.call.respond(Part(1, "a"))
+    await settle()
+    engine.run()
     await settle()
     side = engine.call.side
     assert side is not None
+    sent = len(engine.call.messages)
     engine.call.end()
+    assert await run.error() == (StreamLostError, "the model ended the session")
     ended_at = now()
     await engine.session.reading
     await settle()
+    assert (len(engine.call.messages), side.is_done_writing) == (sent, True)
     assert side.cancelled_at == pytest.approx(ended_at + triton_session._CLOSE_SECONDS, abs=0.1)
 
 
