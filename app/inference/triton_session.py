@@ -97,6 +97,7 @@ class EngineSession:
         self._has_commands = asyncio.Event()
         self._is_closing = False
         self._is_deaf = False  # the model was unloaded or replaced: it gets no more commands
+        self._is_over = False  # its responses have ended: nothing more is sent
         self._responses = 0
         self._timer: asyncio.TimerHandle | None = None  # to its close, or to the end of its call
         self._writing = asyncio.create_task(self._write(), name=f"session writer {model}")
@@ -195,7 +196,7 @@ class EngineSession:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while not self._is_closing or self._commands:
                 await self._has_commands.wait()
-                if not self._commands:  # the session has ended
+                if self._is_over:
                     break
                 if self._responses and self._side_call is None:
                     call = self._side_call = self._begin()
@@ -242,7 +243,7 @@ class EngineSession:
 
     async def _end_writing(self) -> None:
         """Let the call of the messages end by itself: see `TritonClient._cancel_request`."""
-        self._commands.clear()
+        self._is_over = True
         self._has_commands.set()
         tasks = [task for task in (self._writing, self._refusals) if task is not None]
         try:

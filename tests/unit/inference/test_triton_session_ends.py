@@ -262,6 +262,23 @@ async def test_messages_after_the_first_response_have_a_call_of_their_own() -> N
     assert (side.is_done_writing, side.was_cancelled) == (True, False)
 
 
+@pytest.mark.parametrize("error", [rpc_error("broken"), None])
+@in_virtual_time
+async def test_a_session_whose_messages_are_lost_is_lost(error: Exception | None) -> None:
+    engine = Engine()
+    (run,) = await engine.running(1)
+    engine.call.respond(Part(1, "a"))
+    await settle()
+    run.live.set(True)
+    await settle()
+    assert engine.call.side is not None
+    engine.call.side.end(error)
+    detail = "the model ended the session" if error is None else "broken"
+    assert await run.error() == (StreamLostError, detail)
+    assert not engine.session.is_open
+    assert engine.call.cancelled_at == now()
+
+
 @in_virtual_time
 async def test_the_call_of_messages_may_end_after_that_of_responses() -> None:
     """Triton never unloads a model if a call is cancelled while it responds to that."""
@@ -287,7 +304,7 @@ async def test_the_call_of_messages_may_end_after_that_of_responses() -> None:
 
 @in_virtual_time
 async def test_a_call_of_messages_that_does_not_end_is_cancelled() -> None:
-    """The model ends the session while the client has nothing to send."""
+    """It is sent neither commands that waited for it nor an empty message."""
     engine = Engine()
     engine.call.ends_side = False
     (run,) = await engine.running(1)
@@ -298,12 +315,18 @@ async def test_a_call_of_messages_that_does_not_end_is_cancelled() -> None:
     side = engine.call.side
     assert side is not None
     sent = len(engine.call.messages)
+    engine.call.may_write.clear()
+    run.live.set(True)
+    await settle()
+    run.live.set(False)
     engine.call.end()
     assert await run.error() == (StreamLostError, "the model ended the session")
     ended_at = now()
+    engine.call.may_write.set()
     await engine.session.reading
     await settle()
-    assert (len(engine.call.messages), side.is_done_writing) == (sent, True)
+    assert (len(engine.call.messages), engine.call.named("lazy")) == (sent + 1, [])
+    assert side.is_done_writing
     assert side.cancelled_at == pytest.approx(ended_at + triton_session._CLOSE_SECONDS, abs=0.1)
 
 
