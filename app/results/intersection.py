@@ -16,11 +16,12 @@ _GROWTH = 4
 _MOST_ROWS = 64_000  # of a statement
 
 # The aggregates take the rows in the order of the walk, which reads the index alone where that has all columns.
+# The number of rows is a literal: for one that it does not know, a generic plan may sort all of the team's rows.
 _PIECE = """
 SELECT (array_agg(id) FILTER (WHERE is_found))[:${limit}::int] AS ids, (array_agg(id))[count(*)] AS last,
   count(*) AS rows
 FROM (
-  SELECT id, {tests} AS is_found FROM {source} WHERE {bounds} ORDER BY {order} LIMIT ${rows}
+  SELECT id, {tests} AS is_found FROM {source} WHERE {bounds} ORDER BY {order} LIMIT {rows}
 ) walked
 """
 
@@ -53,11 +54,11 @@ class _Part:
             source=walk.source,
             bounds=walk.bounds,
             order=walk.order,
-            rows=count + 1,
-            limit=count + 2,
+            rows=int(rows),
+            limit=count + 1,
         )
         left = self._limit - len(self.found)
-        piece = await connection.fetchrow(query, *walk.arguments, rows, left)
+        piece = await connection.fetchrow(query, *walk.arguments, left)
         assert piece is not None, "it is a total"
         self.found += piece["ids"] or ()
         if piece["rows"] < rows or len(self.found) == self._limit:

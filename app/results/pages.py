@@ -115,7 +115,10 @@ class _Order:
 
 @dataclass(slots=True, frozen=True)
 class _Tests:
-    """The conditions, of which an index serves some."""
+    """The conditions, of which an index serves some.
+
+    IS TRUE keeps the others from the indexes: the planner must not prefer one that has not the walk's order.
+    """
 
     filters: Mapping[str, object]
     state: State | None
@@ -126,9 +129,9 @@ class _Tests:
     ) -> tuple[str, list[object]]:
         """Conditions on a row but those on `served` columns, and their arguments from $first on."""
         rest = {name: value for name, value in self.filters.items() if name not in served}
-        tests = [f"{name} = ${place}" for place, name in enumerate(rest, first)]
+        tests = [f"({name} = ${place}) IS TRUE" for place, name in enumerate(rest, first)]
         if state and self.state is not None:
-            tests.append(f"state = '{self.state}'")
+            tests.append(f"(state = '{self.state}') IS TRUE")
         places = itertools.count(first + len(rest))
         tests += [_HAS_PAIR.format(key=next(places), value=next(places)) for _ in self.pairs]
         return " AND ".join(tests), [*rest.values(), *itertools.chain(*self.pairs)]

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.batches.work import BatchWork
 from app.core.errors import NotFoundError
@@ -22,7 +22,6 @@ from app.queue.position import QueuePositions
 from app.queue.progress import Chunk
 from app.queue.team_limits import RunningLimits
 from app.results.indexer import ResultIndexer
-from app.results.pages import ResultFilter
 from app.results.retention.retention import Retention
 from app.results.store import ResultStore
 from app.webhooks.outbox import WebhookOutbox
@@ -48,6 +47,9 @@ class Queue:
     def __post_init__(self) -> None:
         self.jobs = JobQueue(self.database, self.settings)
         self.results = ResultStore(self.database, self.jobs, self.settings)
+
+
+Work = Callable[[Queue], Awaitable[None]]
 
 
 def new_results(
@@ -149,9 +151,7 @@ class _Waiters:
     def deliver(self, _: object) -> None: ...
 
 
-def _end(
-    outcome: AttemptOutcome, *, reads: bool = False, attributes: bool = False
-) -> Callable[[Queue], Awaitable[None]]:
+def _end(outcome: AttemptOutcome, *, reads: bool = False, attributes: bool = False) -> Work:
     async def end(queue: Queue) -> None:
         batcher = queue.jobs.end_batcher(queue.ids.worker, 5.0, _Waiters() if reads else None)
         await batcher.submit_all(
@@ -197,19 +197,6 @@ async def _read(queue: Queue) -> None:
 async def _text_since(queue: Queue) -> None:
     for one in queue.ids.running[:1]:
         await queue.results.text_since(one, 1, 20, continues=True)
-
-
-async def _list(queue: Queue) -> None:
-    for after in (None, *queue.ids.ended[-1:]):
-        await queue.results.list(TEAM, ResultFilter(), after=after, limit=50, full=False)
-
-
-async def _list_tagged(queue: Queue) -> None:
-    """A frequent pair, a rare one and none of its index."""
-    for value in ("busy", "rare", "none"):
-        for state in (None, "failed"):
-            narrowed = ResultFilter(metadata={"run": value}, state=state)
-            await queue.results.list(TEAM, narrowed, after=None, limit=50, full=False)
 
 
 async def _depth(queue: Queue) -> None:
@@ -260,18 +247,28 @@ async def _batches(queue: Queue) -> None:
     await BatchWork(queue.database).claim(new_id(), 5, 60.0)
 
 
+class Bounds(NamedTuple):
+    buffers: int
+    rows: int
+
+
 @dataclass(slots=True, frozen=True)
 class HotStatement:
     """Run by `work`; the most that one execution may read, in pages and in rows of all nodes.
 
     Bounds are about twice what the right plan reads. Each is far below the rows that wait, except where
-    the comment gives the reason.
+    the comment gives the reason. `unknown` are those of states in which PostgreSQL takes the tables for
+    small, if they differ.
     """
 
     name: str
-    work: Callable[[Queue], Awaitable[None]]
+    work: Work
     buffers: int
     rows: int
+    unknown: Bounds | None = None
+
+    def bounds(self, *, knows_sizes: bool) -> Bounds:
+        return self.unknown if self.unknown and not knows_sizes else Bounds(self.buffers, self.rows)
 
     async def run(self, queue: Queue) -> None:
         with contextlib.suppress(NotFoundError):  # an empty queue has no such row
@@ -308,10 +305,6 @@ HOT_STATEMENTS: Sequence[HotStatement] = (
     HotStatement("owned", _owned, 200, 1_600),
     HotStatement("read", _read, 50, 20),
     HotStatement("text since", _text_since, 60, 100),
-    # A plan made for an empty table sorts the team's rows, until the table is analysed.
-    HotStatement("list", _list, 1_500, 30_000),
-    # By such a plan it reads and sorts the results of the frequent pair.
-    HotStatement("list by metadata", _list_tagged, 14_000, 14_000),
     # It counts all that waits, at most once a second.
     HotStatement("depth", _depth, 40_000, 400_000),
     HotStatement("oldest", _oldest, 600, 600),
