@@ -117,7 +117,8 @@ class _Order:
 class _Tests:
     """The conditions, of which an index serves some.
 
-    IS TRUE keeps the others from the indexes: the planner must not prefer one that has not the walk's order.
+    IS TRUE keeps the columns of the others from the indexes: the planner must not prefer one without the
+    walk's order.
     """
 
     filters: Mapping[str, object]
@@ -131,7 +132,7 @@ class _Tests:
         rest = {name: value for name, value in self.filters.items() if name not in served}
         tests = [f"({name} = ${place}) IS TRUE" for place, name in enumerate(rest, first)]
         if state and self.state is not None:
-            tests.append(f"(state = '{self.state}') IS TRUE")
+            tests.append(f"state = '{self.state}'")
         places = itertools.count(first + len(rest))
         tests += [_HAS_PAIR.format(key=next(places), value=next(places)) for _ in self.pairs]
         return " AND ".join(tests), [*rest.values(), *itertools.chain(*self.pairs)]

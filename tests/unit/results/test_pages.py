@@ -29,23 +29,23 @@ CONTEXT = new_id()
             {"model_name": "m", "state": "pending"},
             {
                 "team_id, model_name": ["state = 'pending'"],
-                "team_id | state = 'pending'": ["model_name = $4"],
+                "team_id | state = 'pending'": ["(model_name = $4) IS TRUE"],
             },
         ),
         ({"model_name": "m", "state": "failed"}, {"model_name, team_id | state = 'failed'": ["true"]}),
-        ({"context_id": CONTEXT}, {"context_id": ["team_id = $4"]}),
+        ({"context_id": CONTEXT}, {"context_id": ["(team_id = $4) IS TRUE"]}),
         (
             {"context_id": CONTEXT, "model_name": "m"},
             {
-                "context_id": ["team_id = $4", "model_name = $5"],
-                "team_id, model_name": ["context_id = $5"],
+                "context_id": ["(team_id = $4) IS TRUE", "(model_name = $5) IS TRUE"],
+                "team_id, model_name": ["(context_id = $5) IS TRUE"],
             },
         ),
         (
             {"context_id": CONTEXT, "state": "failed"},
             {
-                "context_id": ["team_id = $4", "state = 'failed'"],
-                "team_id | state = 'failed'": ["context_id = $4"],
+                "context_id": ["(team_id = $4) IS TRUE", "state = 'failed'"],
+                "team_id | state = 'failed'": ["(context_id = $4) IS TRUE"],
             },
         ),
         ({"error_code": "x"}, {"team_id, error_code | error_code IS NOT NULL": ["true"]}),
@@ -53,9 +53,9 @@ CONTEXT = new_id()
         (
             {"error_code": "x", "retryable": False, "model_name": "m"},
             {
-                "team_id, error_code | error_code IS NOT NULL": ["model_name = $5", "error_retryable = $6"],
-                "team_id, error_retryable | error_retryable IS NOT NULL": ["model_name = $5", "error_code = $6"],
-                "model_name, team_id | state = 'failed'": ["error_code = $5", "error_retryable = $6"],
+                "team_id, error_code | error_code IS NOT NULL": ["(model_name = $5) IS TRUE", "(error_retryable = $6) IS TRUE"],
+                "team_id, error_retryable | error_retryable IS NOT NULL": ["(model_name = $5) IS TRUE", "(error_code = $6) IS TRUE"],
+                "model_name, team_id | state = 'failed'": ["(error_code = $5) IS TRUE", "(error_retryable = $6) IS TRUE"],
             },
         ),
     ],
@@ -88,7 +88,8 @@ def test_ids_are_looked_up_and_every_filter_tested() -> None:
     (walk,) = walks_of("red", narrowed, None)
     assert walk.bounds == "id = ANY($1::uuid[]) AND id >= $2 AND id < $3"
     assert walk.tests == (
-        "team_id = $4 AND model_name = $5 AND context_id = $6 AND state = 'completed'"
+        "(team_id = $4) IS TRUE AND (model_name = $5) IS TRUE AND (context_id = $6) IS TRUE"
+        " AND state = 'completed'"
     )
     assert walk.arguments == [ids, walk.low, walk.high, "red", "m", CONTEXT]
     assert walk.below(ids[1]).arguments[2] == ids[1]
