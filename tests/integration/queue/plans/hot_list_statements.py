@@ -17,10 +17,10 @@ def _by(*dimensions: Filters, context: bool = False) -> Work:
     """A page by each combination of the filters; `context` adds one, which 67 results have."""
 
     async def list_all(queue: Queue) -> None:
-        of_context = {"context_id": queue.ids.context} if context else {}
+        context_id = queue.ids.context if context else None
         for combined in product(*dimensions):
             filters = {name: value for one in combined for name, value in one.items()}
-            narrowed = ResultFilter(**filters, **of_context)
+            narrowed = ResultFilter(context_id=context_id, **filters)
             await queue.results.list(TEAM, narrowed, after=None, limit=_LIMIT, full=False)
 
     return list_all
