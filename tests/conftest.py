@@ -60,6 +60,7 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("suite")
 # A test machine may stall for seconds: with such a lease that fences no worker.
 _LEASE_SECONDS = 15.0
+_UNLOAD_SECONDS = 60.0
 # For tests in which a lease runs out, or that wait for heartbeats.
 short_lease = pytest.mark.parametrize("lease_seconds", [5.0], ids=["short_lease"])
 
@@ -104,6 +105,25 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]
         return
     with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("triton")) as server:
         yield server
+        if not server.is_down:
+            asyncio.run(_unload_all(server))
+
+
+async def _unload_all(server: EmbeddedTriton) -> None:
+    """All models unload after all tests.
+
+    A model never does while a call holds it that was cancelled at the wrong time, which no test notices by itself.
+    """
+    held = list(server.models)
+    try:
+        async with server.client() as client, asyncio.timeout(_UNLOAD_SECONDS):
+            for model in server.models:
+                await client.unload(model)
+            # Triton responds before they are unloaded.
+            while held := [one.name for one in await client.index() if one.reason != "unloaded"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        pytest.fail(f"Triton does not unload {', '.join(held)}: a call of some test holds it.")
 
 
 @pytest.fixture(autouse=True)

@@ -42,7 +42,10 @@ from app.inference.triton_stream import read_stream
 
 _QUERY_TIMEOUT_SECONDS = 10.0
 _LOAD_TIMEOUT_SECONDS = 600.0  # for a model to load or unload
-_CANCEL_TIMEOUT_SECONDS = 5.0  # for a model to end a stream
+# For a model to end a stream. It is long: a call that Triton is answering must not be cancelled (see
+# `TritonClient._cancel_request`), and a machine may be busy, or an engine within a step, for many seconds.
+_CANCEL_TIMEOUT_SECONDS = 30.0
+_EXIT_SECONDS = 5.0  # for all streams to end, before the connection is closed
 _CLOSE_GRACE_SECONDS = 2 * _CANCEL_TIMEOUT_SECONDS  # for calls on a connection that is replaced
 
 _CHANNEL_OPTIONS = [
@@ -142,7 +145,7 @@ class TritonClient:
     async def __aexit__(self, *_: object) -> None:
         self.retire_sessions()
         if self._abandoned:
-            await asyncio.wait(self._abandoned, timeout=_CANCEL_TIMEOUT_SECONDS)
+            await asyncio.wait(self._abandoned, timeout=_EXIT_SECONDS)
         await self._channel.close()
 
     async def run(

@@ -42,7 +42,7 @@ _MESSAGE_BYTES = 1 << 20  # of a message's commands, or one command
 _WINDOW = 4  # responses that the model may send ahead of what this process has read
 _IDLE_SECONDS = 30.0  # until a session without generations is closed: it keeps its model loaded
 _LAST_OUTPUT_SECONDS = 0.5  # that a cancelled generation waits for output that the model joined
-_CLOSE_SECONDS = 5.0  # for the model to end a session
+_CLOSE_SECONDS = 30.0  # for the model to end a session: see `triton_client._CANCEL_TIMEOUT_SECONDS`
 
 
 class LiveSwitch:

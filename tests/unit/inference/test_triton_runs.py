@@ -154,7 +154,7 @@ async def test_a_generation_that_is_closed_has_ended() -> None:
 
 
 async def test_a_client_closes_its_channel_after_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_client, "_CANCEL_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(triton_client, "_EXIT_SECONDS", 60.0)
     may_end = asyncio.Event()
 
     async def call() -> None:
