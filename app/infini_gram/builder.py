@@ -14,7 +14,7 @@ import contextlib
 import os
 import shutil
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +36,8 @@ _BASE_MEMORY = 300_000_000  # Python, numpy, a batch of texts
 _BASE_DISK = 20_000_000
 _MIN_BYTES_PER_TOKEN = 3  # of text: a lower bound for common tokenizers
 
+Writer = Callable[[Path], WrittenTokens]
+
 
 def build(options: BuildOptions, report: Report = lambda *_: None) -> Manifest:
     """Build an index. Raises BuildError, CorpusError, TokenizerError or OSError, and leaves no files."""
@@ -43,6 +45,18 @@ def build(options: BuildOptions, report: Report = lambda *_: None) -> Manifest:
         raise BuildError(MISSING_PACKAGE)
     tokenizer = open_tokenizer(options.tokenizer, options.end_id)
     corpus = Corpus(options.corpus, options.split)
+
+    def write(new: Path) -> WrittenTokens:
+        _check_estimate(options, corpus, tokenizer)
+        return write_tokens(new, corpus, tokenizer, report)
+
+    return build_of(options, tokenizer, write, report)
+
+
+def build_of(
+    options: BuildOptions, tokenizer: Tokenizer, write: Writer, report: Report
+) -> Manifest:
+    """Build an index of the tokens that `write` puts into a new directory. Raises BuildError or OSError."""
     if options.directory.exists() and not options.replace:
         raise BuildError(
             f"{options.directory} exists already: choose another name, or --replace it"
@@ -50,8 +64,7 @@ def build(options: BuildOptions, report: Report = lambda *_: None) -> Manifest:
     with _hidden_directory(options.directory) as hidden:
         new = hidden / "new"
         new.mkdir()
-        _check_estimate(options, corpus, tokenizer)
-        written = write_tokens(new, corpus, tokenizer, report)
+        written = write(new)
         _check_space(options, new, tokenizer, written.tokens)
         make_suffix_array(options, new, tokenizer, written.tokens, report)
         manifest = _write_manifest(options, new, tokenizer, written, report)

@@ -2,6 +2,7 @@
 
     [indexes."pile"]
     path = "/data/indexes/pile"            # or relative to this file; or a list of directories
+    removed = "/data/indexes/pile.removed" # an index of documents that are removed; or a list
     tokenizer = "/data/indexes/pile/tokenizer.json"   # or "bytes"; default: what is in the index
     description = "The Pile, validation set"
     delimiters = { "\\n" = 13, "." = 29889 }   # attribution: ids of delimiters, where it matters
@@ -14,7 +15,7 @@ import os
 import re
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +39,7 @@ vertex webhooks workers
 RESERVED_NAMES = frozenset(_RESERVED.split())
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_KEYS = {"path", "tokenizer", "description", "delimiters"}
+_KEYS = {"path", "removed", "tokenizer", "description", "delimiters"}
 
 
 class DeclarationError(Exception):
@@ -51,7 +52,8 @@ class Declaration:
 
     Each directory is an index of the same tokenizer; the engine searches all of them as one.
     `tokenizer` is the path of a tokenizer.json, or "bytes". `delimiters` are token ids of texts
-    that the tokenizer would encode differently when they stand alone.
+    that the tokenizer would encode differently when they stand alone. `removed_paths` are indexes of
+    the documents that no query returns.
     """
 
     name: str
@@ -60,10 +62,16 @@ class Declaration:
     description: str = ""
     delimiters: Mapping[str, int] = field(default_factory=dict)
     more_paths: tuple[Path, ...] = ()
+    removed_paths: tuple[Path, ...] = ()
 
     @property
     def paths(self) -> tuple[Path, ...]:
         return (self.path, *self.more_paths)
+
+    @property
+    def all_paths(self) -> tuple[Path, ...]:
+        """The directories that must be whole before the index is opened."""
+        return (*self.paths, *self.removed_paths)
 
 
 def check_name(name: str) -> str:
@@ -119,6 +127,31 @@ def add_declaration(file: Path, declaration: Declaration) -> None:
         text += "\n"
     text += ("\n" if text else "") + to_toml(declaration, file.absolute().parent)
     parse_declarations(text, file)
+    _replace_text(file, text)
+
+
+def declare_removed(file: Path, declaration: Declaration) -> None:
+    """Add the line `removed` to the index's table, which has none. Raises DeclarationError, OSError.
+
+    Everything else in the file stays unchanged.
+    """
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    new_line = f"{removed_line(declaration, file.absolute().parent)}\n"
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith("["):
+            continue
+        text = "".join([*lines[: number + 1], new_line, *lines[number + 1 :]])
+        try:
+            declared = parse_declarations(text, file)
+        except DeclarationError:
+            continue  # the line is no table's head, or that of another table
+        if declaration in declared:
+            _replace_text(file, text)
+            return
+    raise DeclarationError(f"{file} has no table of {declaration.name!r} that can be extended")
+
+
+def _replace_text(file: Path, text: str) -> None:
     new = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
         new.write_text(text, encoding="utf-8")
@@ -131,20 +164,30 @@ def add_declaration(file: Path, declaration: Declaration) -> None:
 
 def to_toml(declaration: Declaration, directory: Path | None = None) -> str:
     """The lines of the declaration; paths below `directory` are relative, so that both can move together."""
-
-    def place(path: Path) -> str:
-        is_below = directory is not None and path.is_relative_to(directory)
-        return _quoted(str(path.relative_to(directory) if directory and is_below else path))
-
-    places = [place(path) for path in declaration.paths]
-    path = places[0] if len(places) == 1 else f"[{', '.join(places)}]"
+    path = _places(declaration.paths, directory)
     lines = [f"[indexes.{_quoted(declaration.name)}]", f"path = {path}"]
+    if declaration.removed_paths:
+        lines.append(removed_line(declaration, directory))
     is_bytes = declaration.tokenizer == BYTES
-    tokenizer = _quoted(BYTES) if is_bytes else place(Path(declaration.tokenizer))
+    tokenizer = _quoted(BYTES) if is_bytes else _place(Path(declaration.tokenizer), directory)
     lines.append(f"tokenizer = {tokenizer}")
     if declaration.description:
         lines.append(f"description = {_quoted(declaration.description)}")
     return "\n".join(lines) + "\n"
+
+
+def removed_line(declaration: Declaration, directory: Path | None = None) -> str:
+    return f"removed = {_places(declaration.removed_paths, directory)}"
+
+
+def _places(paths: Sequence[Path], directory: Path | None) -> str:
+    places = [_place(path, directory) for path in paths]
+    return places[0] if len(places) == 1 else f"[{', '.join(places)}]"
+
+
+def _place(path: Path, directory: Path | None) -> str:
+    is_below = directory is not None and path.is_relative_to(directory)
+    return _quoted(str(path.relative_to(directory) if directory and is_below else path))
 
 
 def _quoted(text: str) -> str:
@@ -164,28 +207,32 @@ def _declaration(name: str, table: object, file: Path) -> Declaration:
         raise DeclarationError(
             f"{place}.{unknown[0]}: unknown; there are {', '.join(sorted(_KEYS))}"
         )
-    paths = _paths(table, place, file)
+    paths = _paths(table, "path", place, file)
+    removed = _paths(table, "removed", place, file) if "removed" in table else []
+    if common := set(paths) & set(removed):
+        raise DeclarationError(f"{place}.removed: {common.pop()} is the index itself")
     return Declaration(
         name=name,
         path=paths[0],
         more_paths=tuple(paths[1:]),
+        removed_paths=tuple(removed),
         tokenizer=_tokenizer(_text(table, "tokenizer", place), paths[0], file),
         description=_text(table, "description", place),
         delimiters=_delimiters(table.get("delimiters", {}), f"{place}.delimiters"),
     )
 
 
-def _paths(table: Mapping[str, Any], place: str, file: Path) -> list[Path]:
-    value = table.get("path", "")
+def _paths(table: Mapping[str, Any], key: str, place: str, file: Path) -> list[Path]:
+    value = table.get(key, "")
     texts = value if isinstance(value, list) else [value]
     if len(texts) > MAX_DIRECTORIES:
-        raise DeclarationError(f"{place}.path: has more than {MAX_DIRECTORIES} directories")
-    paths = [Path(_text({"path": text}, "path", place)).expanduser() for text in texts]
+        raise DeclarationError(f"{place}.{key}: has more than {MAX_DIRECTORIES} directories")
+    paths = [Path(_text({key: text}, key, place)).expanduser() for text in texts]
     if not paths or Path() in paths:
-        raise DeclarationError(f"{place}.path: missing")
+        raise DeclarationError(f"{place}.{key}: missing")
     paths = [file.absolute().parent / path for path in paths]
     if len(set(paths)) < len(paths):
-        raise DeclarationError(f"{place}.path: has a directory twice")
+        raise DeclarationError(f"{place}.{key}: has a directory twice")
     return paths
 
 

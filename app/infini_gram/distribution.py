@@ -7,11 +7,12 @@ ends the process.
 
 from collections import Counter
 from collections.abc import Callable
+from typing import TypeVar
 
 # A range of at most so many units is read; a larger one is halved.
 _MAX_UNITS_READ = 4
 
-NextToken = Callable[[int], int]  # of a rank; may block
+_T = TypeVar("_T")
 
 
 def sampling_unit(places: int, max_support: int) -> int:
@@ -22,9 +23,11 @@ def sampling_unit(places: int, max_support: int) -> int:
     return unit
 
 
-def count_next_tokens(token_at: NextToken, start: int, end: int, unit: int) -> Counter[int]:
-    """Count the next tokens of the ranks [start, end), of which `token_at` is sorted."""
-    counts: Counter[int] = Counter()
+def count_next_tokens(
+    token_at: Callable[[int], _T], start: int, end: int, unit: int
+) -> Counter[_T]:
+    """Count the next tokens of the ranks [start, end), of which `token_at` is sorted; it may block."""
+    counts: Counter[_T] = Counter()
     ranges: list[tuple[int, int]] = [(start, end)]
     while ranges:
         start, end = ranges.pop()

@@ -8,17 +8,15 @@ Methods block, and release the interpreter's lock: call them through `Indexes.ru
 may call them at the same time.
 """
 
-import hashlib
 import os
 import tempfile
 import weakref
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from app.core.errors import EngineError, EngineInputError
 from app.infini_gram import manifest as manifests
@@ -75,10 +73,11 @@ class Engine:
         self.shard_count = sum(one.shards for one in self.manifests)
         self.total_tokens = sum(one.tokens for one in self.manifests)
         self.total_documents = sum(one.documents for one in self.manifests)
+        self.numbered_documents = self.total_documents  # removed ones keep their numbers
         self._width = WIDTH[self.token_dtype]
         self._separator = b"\xff" * self._width
         self._directories: list[int] = []
-        self._shards: list[Shard] = []
+        self.shards: list[Shard] = []
         for path, manifest in zip(declaration.paths, self.manifests, strict=True):
             manifests.check_declaration(declaration, path, manifest, self.tokenizer.sha256)
             manifests.check_sizes(path, manifest)
@@ -93,7 +92,7 @@ class Engine:
             shard = Shard(manifest, number)
             for file in shard.open(directory):
                 weakref.finalize(self, os.close, file)
-            self._shards.append(shard)
+            self.shards.append(shard)
 
     def _open(self) -> Any:
         try:
@@ -128,10 +127,7 @@ class Engine:
     @property
     def version(self) -> int:
         """Distinguishes indexes that had the same name: 28 bits of a hash of the files' checksums."""
-        sums = "".join(
-            one.files[name].sha256 for one in self.manifests for name in sorted(one.files)
-        )
-        return int(hashlib.sha256(sums.encode()).hexdigest()[:7], 16)
+        return manifests.version_of(self.manifests)
 
     # --- Counting ---------------------------------------------------------------------------------
 
@@ -140,6 +136,10 @@ class Engine:
         with self._threads.take(self.shard_count):
             answer = _checked(self._package.find(checked))
         return Found(answer["cnt"], [tuple(one) for one in answer["segment_by_shard"]])
+
+    def places(self, found: Found, first: int, most: int) -> list[tuple[int, int]]:
+        """At most `most` occurrences from number `first` on, as (shard, rank)."""
+        return found.places(first, most)
 
     def find_cnf(self, cnf: Cnf, max_clause_freq: int, max_diff_tokens: int) -> FoundCnf:
         """Places with one sequence of each clause, at most `max_diff_tokens` apart."""
@@ -171,24 +171,38 @@ class Engine:
 
     def ntd(self, ids: Ids, max_support: int) -> Distribution:
         """Next tokens, from a sample of about `max_support` places (`approx` if there are more)."""
-        bound = _bounded("max_support", max_support, 1)
+        bound = bounded("max_support", max_support, 1)
         found = self.find(ids)
         unit = sampling_unit(found.count, bound)
+        return Distribution.of(found.count, self.sample_next(found, len(ids), unit), unit)
+
+    def sample_next(self, found: Found, length: int, unit: int) -> Counter[int]:
+        """Next tokens of the places of `length` tokens: of one of `unit` places."""
         counts: Counter[int] = Counter()
-        for shard, segment in zip(self._shards, found.segment_by_shard, strict=True):
-            counts += count_next_tokens(self._next_token(shard, len(ids)), *segment, unit)
-        by_token = {one: (counts[one], counts[one] / found.count) for one in sorted(counts)}
-        return Distribution(found.count, by_token, unit > 1)
+        for shard, segment in zip(self.shards, found.segment_by_shard, strict=True):
+            found_next = count_next_tokens(self._next_bytes(shard, length), *segment, unit)
+            for token, places in found_next.items():
+                # The end of the last document, which sorts first, and of any other, which sorts last.
+                is_end = token in (b"", self._separator)
+                counts[self.end_id if is_end else int.from_bytes(token, "little")] += places
+        return counts
 
-    def _next_token(self, shard: Shard, length: int) -> Callable[[int], int]:
-        def token_at(rank: int) -> int:
-            token = shard.token(shard.pointer(rank) + length * self._width)
-            # The end of the last document, and of any other.
-            return (
-                self.end_id if token in (b"", self._separator) else int.from_bytes(token, "little")
-            )
+    def count_next(self, found: Found, length: int, token: int) -> int:
+        """Places of `length` tokens that this one follows, or the end of a document."""
+        keys = [token.to_bytes(self._width, "little")]
+        if token == self.end_id:
+            keys += [b"", self._separator]
+        count = 0
+        for shard, (start, end) in zip(self.shards, found.segment_by_shard, strict=True):
+            ranks, next_bytes = range(start, end), self._next_bytes(shard, length)
+            for key in keys:
+                first = bisect_left(ranks, key, key=next_bytes)
+                count += bisect_right(ranks, key, lo=first, key=next_bytes) - first
+        return count
 
-        return token_at
+    def _next_bytes(self, shard: Shard, length: int) -> Callable[[int], bytes]:
+        """The token after a place, by its rank: the ranks of one sequence are sorted by it."""
+        return lambda rank: shard.token(shard.pointer(rank) + length * self._width)
 
     def infgram_prob(self, ids: Ids) -> InfgramProb:
         """Probability of the last token after the longest suffix of the others that occurs."""
@@ -200,7 +214,7 @@ class Engine:
 
     def infgram_ntd(self, ids: Ids, max_support: int) -> InfgramDistribution:
         """Next tokens after the longest suffix of the tokens that occurs."""
-        bound = _bounded("max_support", max_support, 1)
+        bound = bounded("max_support", max_support, 1)
         suffix = self.infgram_prob([*ids, _ANY_TOKEN]).suffix_length
         found = self.ntd(ids[len(ids) - suffix :], bound)
         return InfgramDistribution(found.prompt_count, found.by_token, found.approx, suffix)
@@ -211,34 +225,34 @@ class Engine:
         self, shard: int, rank: int, needle_length: int, max_context: int
     ) -> Document:
         """The document around a rank that `find` returns: `max_context` tokens on each side."""
-        _bounded("shard", shard, 0, self.shard_count - 1)
-        _bounded("rank", rank, 0, self._shards[shard].tokens - 1)
-        pointer = self._shards[shard].pointer(rank)
+        bounded("shard", shard, 0, self.shard_count - 1)
+        bounded("rank", rank, 0, self.shards[shard].tokens - 1)
+        pointer = self.shards[shard].pointer(rank)
         return self.document_by_pointer(shard, pointer, needle_length, max_context)
 
     def document_by_pointer(
         self, shard: int, pointer: int, needle_length: int, max_context: int
     ) -> Document:
-        _bounded("shard", shard, 0, self.shard_count - 1)
-        _bounded("pointer", pointer, 0, self._shards[shard].size - 1)
+        bounded("shard", shard, 0, self.shard_count - 1)
+        bounded("pointer", pointer, 0, self.shards[shard].size - 1)
         if pointer % self._width:
             raise EngineInputError(f"pointer must be a multiple of {self._width}.")
-        if self._shards[shard].token(pointer) == self._separator:
+        if self.shards[shard].token(pointer) == self._separator:
             raise EngineInputError("A document begins there: the place has no token.")
         # Not the package's Python method: it refuses odd pointers even if a token is a byte.
-        return _document(
+        return Document.of(
             self._package.engine.get_doc_by_ptr_2(
                 s=shard,
                 ptr=pointer,
-                needle_len=_bounded("needle_length", needle_length, 0),
-                max_ctx_len=_bounded("max_context", max_context, 0),
+                needle_len=bounded("needle_length", needle_length, 0),
+                max_ctx_len=bounded("max_context", max_context, 0),
             )
         )
 
     def document_by_index(self, index: int, max_context: int) -> Document:
-        _bounded("document_index", index, 0, self.total_documents - 1)
-        bound = _bounded("max_context", max_context, 0)
-        return _document(self._package.engine.get_doc_by_ix_2(doc_ix=index, max_ctx_len=bound))
+        bounded("document_index", index, 0, self.numbered_documents - 1)
+        bound = bounded("max_context", max_context, 0)
+        return Document.of(self._package.engine.get_doc_by_ix_2(doc_ix=index, max_ctx_len=bound))
 
     # --- Attribution ------------------------------------------------------------------------------
 
@@ -254,12 +268,19 @@ class Engine:
         answer = self._package.engine.attribute(
             input_ids=self._ids(ids),
             delim_ids=self._ids(delimiter_ids),
-            min_len=_bounded("minimum_length", minimum_length, 0),
-            max_cnt=_bounded("maximum_frequency", maximum_frequency, 1),
+            min_len=bounded("minimum_length", minimum_length, 0),
+            max_cnt=bounded("maximum_frequency", maximum_frequency, 1),
             enforce_bow=not allow_partial_words,
         )
         return [
-            Span(one.l, one.r, one.length, one.count, one.unigram_logprob_sum, one)
+            Span(
+                one.l,
+                one.r,
+                one.length,
+                one.count,
+                one.unigram_logprob_sum,
+                partial(_pointers, one),
+            )
             for one in answer.spans
         ]
 
@@ -287,8 +308,8 @@ class Engine:
             raise EngineInputError("A query of clauses has none, or one without terms or tokens.")
         return {
             "cnf": clauses,
-            "max_clause_freq": _bounded("max_clause_freq", max_clause_freq, 1),
-            "max_diff_tokens": _bounded("max_diff_tokens", max_diff_tokens, 1),
+            "max_clause_freq": bounded("max_clause_freq", max_clause_freq, 1),
+            "max_diff_tokens": bounded("max_diff_tokens", max_diff_tokens, 1),
         }
 
     def _threads_of(self, cnf: Cnf) -> int:
@@ -297,28 +318,17 @@ class Engine:
         return len(cnf) + sum(map(len, cnf)) * (1 + self.shard_count)
 
 
+def _pointers(span: Any) -> list[tuple[int, int]]:
+    return [(place.s, place.ptr) for place in span.docs]
+
+
 def _checked(answer: Any) -> Any:
     if isinstance(answer, dict) and "error" in answer:
         raise EngineError(f"infini-gram: {answer['error']}")
     return answer
 
 
-def _bounded(name: str, value: int, low: int, high: int = MAX_TOKENS) -> int:
+def bounded(name: str, value: int, low: int, high: int = MAX_TOKENS) -> int:
     if type(value) is not int or not low <= value <= high:
         raise EngineInputError(f"{name} must be an integer from {low} to {high}, not {value!r}.")
     return value
-
-
-def _document(answer: Any) -> Document:
-    metadata: Any = {}
-    with suppress(orjson.JSONDecodeError):  # indexes of other indexers may have none
-        metadata = orjson.loads(answer.metadata)
-    return Document(
-        index=answer.doc_ix,
-        length=answer.doc_len,
-        display_length=answer.disp_len,
-        needle_offset=answer.needle_offset,
-        metadata=metadata if isinstance(metadata, dict) else {"metadata": metadata},
-        token_ids=answer.token_ids,
-        blocked=answer.blocked,
-    )

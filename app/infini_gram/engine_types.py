@@ -1,8 +1,11 @@
 """Results of the engine's queries, as frozen dataclasses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 Ids = Sequence[int]
 Cnf = Sequence[Sequence[Ids]]  # all of: any of: consecutive tokens
@@ -14,6 +17,16 @@ class Found:
 
     count: int
     segment_by_shard: list[tuple[int, int]]
+
+    def places(self, first: int, most: int) -> list[tuple[int, int]]:
+        """At most `most` occurrences from number `first` on, as (shard, rank)."""
+        found: list[tuple[int, int]] = []
+        for shard, (start, end) in enumerate(self.segment_by_shard):
+            begin = min(start + first, end)
+            first -= begin - start
+            last = min(begin + most - len(found), end)
+            found += [(shard, rank) for rank in range(begin, last)]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,12 @@ class Distribution:
     by_token: dict[int, tuple[int, float]]
     approx: bool
 
+    @classmethod
+    def of(cls, count: int, by_token: Mapping[int, int], unit: int) -> "Distribution":
+        """Counts in a sample of one of `unit` places, with their shares of all places."""
+        shares = {one: (by_token[one], by_token[one] / count) for one in sorted(by_token)}
+        return cls(count, shares, unit > 1)
+
 
 @dataclass(frozen=True, slots=True)
 class InfgramDistribution(Distribution):
@@ -72,7 +91,8 @@ class Document:
     """A part of a document: `display_length` tokens of its `length`.
 
     The needle begins at token `needle_offset` of the part. `metadata` has the corpus's other members, in
-    `metadata`, and the text's origin: `path` and `linenum`.
+    `metadata`, and the text's origin: `path` and `linenum`. A `blocked` document was removed, and has
+    neither tokens nor metadata.
     """
 
     index: int
@@ -82,6 +102,22 @@ class Document:
     metadata: dict[str, Any]
     token_ids: list[int]
     blocked: bool = False
+
+    @classmethod
+    def of(cls, answer: Any) -> "Document":
+        """Convert the package's own object."""
+        metadata: Any = {}
+        with suppress(orjson.JSONDecodeError):  # indexes of other indexers may have none
+            metadata = orjson.loads(answer.metadata)
+        return cls(
+            index=answer.doc_ix,
+            length=answer.doc_len,
+            display_length=answer.disp_len,
+            needle_offset=answer.needle_offset,
+            metadata=metadata if isinstance(metadata, dict) else {"metadata": metadata},
+            token_ids=answer.token_ids,
+            blocked=answer.blocked,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +129,9 @@ class Span:
     length: int
     count: int
     unigram_logprob_sum: float
-    _found: Any  # the package's own object
+    _pointers: Callable[[], list[tuple[int, int]]]
 
     @property
     def pointers(self) -> list[tuple[int, int]]:
         """Its occurrences: (shard, pointer). Computed on demand: there may be millions."""
-        return [(place.s, place.ptr) for place in self._found.docs]
+        return self._pointers()

@@ -22,6 +22,7 @@ from app.infini_gram import manifest as manifests
 from app.infini_gram.declarations import Declaration, DeclarationError, read_declarations
 from app.infini_gram.engine import Engine
 from app.infini_gram.manifest import ManifestError
+from app.infini_gram.reduced_engine import open_engine
 from app.infini_gram.thread_budget import ThreadBudget
 from app.infini_gram.tokenizer import TokenizerError
 
@@ -206,12 +207,12 @@ class Indexes:
         begun = time.monotonic()
         self._versions[declaration.name] = _version_of(declaration)
         try:
-            for path in declaration.paths:
+            for path in declaration.all_paths:
                 manifests.verify(path, checksums=False)
             is_later = _unverified_bytes(declaration) > CHECK_FIRST_BYTES
             if not is_later:
                 self._check(declaration)
-            self._engines[declaration.name] = engine = Engine(declaration, self._budget)
+            self._engines[declaration.name] = engine = open_engine(declaration, self._budget)
             self._failures.pop(declaration.name, None)
         except (ManifestError, TokenizerError, EngineError, OSError) as error:
             self._fail(declaration, error)
@@ -232,7 +233,7 @@ class Indexes:
             if self._stopping.is_set():
                 raise _StoppedError
 
-        for path in declaration.paths:
+        for path in declaration.all_paths:
             manifest = manifests.read(path)
             if names := manifests.unverified(path, manifest):
                 manifests.check_contents(path, manifest, names, report)
@@ -259,7 +260,7 @@ class Indexes:
 
 def _version_of(declaration: Declaration) -> _Version:
     """Changes when the index is declared otherwise, or one of its manifests is written or replaced."""
-    return declaration, *(_stamp(path / manifests.MANIFEST) for path in declaration.paths)
+    return declaration, *(_stamp(path / manifests.MANIFEST) for path in declaration.all_paths)
 
 
 def _stamp(file: Path | None) -> tuple[int, ...] | None:
@@ -272,7 +273,7 @@ def _stamp(file: Path | None) -> tuple[int, ...] | None:
 
 
 def _unverified_bytes(declaration: Declaration) -> int:
-    found = ((path, manifests.read(path)) for path in declaration.paths)
+    found = ((path, manifests.read(path)) for path in declaration.all_paths)
     return sum(
         manifest.files[name].size
         for path, manifest in found
@@ -281,6 +282,6 @@ def _unverified_bytes(declaration: Declaration) -> int:
 
 
 def _without_paths(reason: str, declaration: Declaration) -> str:
-    for path in declaration.paths:
+    for path in sorted(declaration.all_paths, key=str, reverse=True):  # "a.removed" before "a"
         reason = reason.replace(f"{path}/", "").replace(str(path), "its folder")
     return reason.replace(declaration.tokenizer, Path(declaration.tokenizer).name)

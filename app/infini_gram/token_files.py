@@ -29,7 +29,9 @@ class WrittenTokens:
     last: bytes = b""
 
 
-class _Files:
+class TokenFiles:
+    """The files of a new shard in a directory, without its suffix array. `written` counts what was added."""
+
     def __init__(self, directory: Path, tokenizer: Tokenizer) -> None:
         self._directory = directory
         self._width = WIDTH[tokenizer.dtype]
@@ -39,7 +41,7 @@ class _Files:
         self._size = self._metadata_size = 0
         self.written = WrittenTokens()
 
-    def __enter__(self) -> "_Files":
+    def __enter__(self) -> "TokenFiles":
         self._tokenized, self._offset = self._new("tokenized"), self._new("offset")
         self._metadata, self._metaoff = self._new("metadata"), self._new("metaoff")
         return self
@@ -51,27 +53,27 @@ class _Files:
     def _new(self, kind: str) -> BinaryIO:
         return (self._directory / f"{kind}.0").open("wb")
 
-    def add(self, documents: list[CorpusDocument], encoded: list[bytes]) -> None:
-        offsets, metaoffs = array("Q"), array("Q")
-        for document, tokens in zip(documents, encoded, strict=True):
-            if not tokens:
-                continue
-            row = {"path": document.path, "linenum": document.line, "metadata": document.metadata}
-            line = orjson.dumps(row) + b"\n"
-            content = self._separator + tokens
-            self._tokenized.write(content)
-            self._metadata.write(line)
-            offsets.append(self._size)
-            metaoffs.append(self._metadata_size)
-            self._size += len(content)
-            self._metadata_size += len(line)
-            self._counts.update(array(self._code, content))
-            self.written.first = self.written.first or tokens[: 8 * self._width]
-            self.written.last = tokens[: 8 * self._width]
-        self._offset.write(offsets.tobytes())
-        self._metaoff.write(metaoffs.tobytes())
-        self.written.documents += len(offsets)
+    def add(self, content: bytes, line: bytes) -> None:
+        """Add a document: its tokens after a separator, and its metadata as a line of JSON."""
+        self._tokenized.write(content)
+        self._metadata.write(line)
+        self._offset.write(self._size.to_bytes(8, "little"))
+        self._metaoff.write(self._metadata_size.to_bytes(8, "little"))
+        self._size += len(content)
+        self._metadata_size += len(line)
+        self._counts.update(array(self._code, content))
+        tokens = content[self._width : 9 * self._width]
+        self.written.first = self.written.first or tokens
+        self.written.last = tokens
+        self.written.documents += 1
         self.written.tokens = self._size // self._width
+
+    def add_texts(self, documents: list[CorpusDocument], encoded: list[bytes]) -> None:
+        """Add those that have tokens."""
+        for document, tokens in zip(documents, encoded, strict=True):
+            row = {"path": document.path, "linenum": document.line, "metadata": document.metadata}
+            if tokens:
+                self.add(self._separator + tokens, orjson.dumps(row) + b"\n")
 
     def write_unigrams(self) -> None:
         """Write lines `id count`. A byte index has lines `count`: there the engine reads ids as characters."""
@@ -85,9 +87,9 @@ class _Files:
 def write_tokens(
     directory: Path, corpus: Corpus, tokenizer: Tokenizer, report: Report
 ) -> WrittenTokens:
-    with _Files(directory, tokenizer) as files:
+    with TokenFiles(directory, tokenizer) as files:
         for batch in _batches(corpus):
-            files.add(batch, tokenizer.encode_for_disk([document.text for document in batch]))
+            files.add_texts(batch, tokenizer.encode_for_disk([document.text for document in batch]))
             written = files.written
             report(
                 "tokens",

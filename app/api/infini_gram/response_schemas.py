@@ -4,7 +4,7 @@ from typing import Any
 
 from app.api.infini_gram.schemas import CamelModel
 from app.infini_gram.engine import Engine
-from app.infini_gram.engine_types import Distribution, Document, Found, Prob
+from app.infini_gram.engine_types import Distribution, Document, Prob
 from app.infini_gram.tokenizer import Tokenizer
 
 
@@ -167,15 +167,3 @@ def of_document(tokenizer: Tokenizer, document: Document) -> dict[str, Any]:
         "text": tokenizer.decode(document.token_ids),
         "blocked": document.blocked,
     }
-
-
-def places_of_page(found: Found, page: int, page_size: int) -> list[tuple[int, int]]:
-    """The (shard, rank) of a page's occurrences, counted through the shards in their order."""
-    places: list[tuple[int, int]] = []
-    skip = page * page_size
-    for shard, (start, end) in enumerate(found.segment_by_shard):
-        first = min(start + skip, end)
-        skip -= first - start
-        last = min(first + page_size - len(places), end)
-        places += [(shard, rank) for rank in range(first, last)]
-    return places

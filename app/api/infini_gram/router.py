@@ -269,7 +269,7 @@ def _search(engine: Engine, wanted: SearchRequest) -> answers.PageRead:
     ids = to_ids(engine, wanted.search)
     found = engine.find(ids)
     around = (len(ids), wanted.maximum_document_display_length)
-    places = answers.places_of_page(found, wanted.page, wanted.page_size)
+    places = engine.places(found, wanted.page * wanted.page_size, wanted.page_size)
     documents = (engine.document_by_rank(*place, *around) for place in places)
     return answers.PageRead(
         index=engine.declaration.name,

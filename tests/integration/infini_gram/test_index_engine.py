@@ -106,6 +106,15 @@ def test_distributions_are_those_of_reading(index: BuiltIndex) -> None:
             assert (infgram.by_token, infgram.suffix_length) == (counted.by_token, len(needle))
 
 
+def test_ends_of_the_last_document_and_of_others_are_not_all_that_follows(tmp_path: Path) -> None:
+    """They are the first and the last in the order of what follows: the package counts all as ends."""
+    engine = build_index(tmp_path, ["a", "ab", "ac", "ad", "ae", "a"]).engine
+    follows = {engine.end_id: 2} | dict.fromkeys(b"bcde", 1)
+    for most in (1_000_000, 6):
+        counted = engine.ntd(list(b"a"), most)
+        assert {one: count for one, (count, _) in counted.by_token.items()} == follows
+
+
 def test_clauses(index: BuiltIndex) -> None:
     encode = index.engine.tokenizer.encode
     rare, word = encode(" zyzzyva"), encode("only")

@@ -199,7 +199,7 @@ def test_a_built_index_of_four_bytes(tmp_path: Path) -> None:
         places = corpus.places(needle)
         found = engine.find(needle)
         ((start, end),) = found.segment_by_shard
-        assert [engine._shards[0].pointer(rank) for rank in range(start, end)] == [
+        assert [engine.shards[0].pointer(rank) for rank in range(start, end)] == [
             pointer for _, pointer in places
         ]
     assert not list((tmp_path / "wide").glob("build*"))

@@ -1,6 +1,7 @@
 """The TOML file that declares indexes: its members, and the positions of errors."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from app.infini_gram.declarations import (
     DeclarationError,
     add_declaration,
     check_name,
+    declare_removed,
     parse_declarations,
     read_declarations,
     to_toml,
@@ -75,6 +77,10 @@ def test_nothing_declares_nothing(tmp_path: Path) -> None:
         ('[indexes.a]\npath = ["a", "./a"]', "indexes.a.path: has a directory twice"),
         (f"[indexes.a]\npath = {[str(n) for n in range(65)]}", "has more than 64 directories"),
         ('[indexes.a]\npath = "a\\u0000"', "indexes.a.path: must be a text"),
+        ('[indexes.a]\npath = "a"\nremoved = 3', "indexes.a.removed: must be a text"),
+        ('[indexes.a]\npath = "a"\nremoved = []', "indexes.a.removed: missing"),
+        ('[indexes.a]\npath = "a"\nremoved = ["b", "b"]', "indexes.a.removed: has a directory"),
+        ('[indexes.a]\npath = ["a", "b"]\nremoved = "./b"', "indexes.a.removed: /etc/llm/b is the"),
         ('[indexes.a]\npath = "a"\ntokeniser = "bytes"', "indexes.a.tokeniser: unknown"),
         ('[indexes.a.b]\npath = "a"', "indexes.a.b: unknown"),
         ('[indexes.a]\npath = "a"\ndelimiters = {"." = 16777216}', "indexes.a.delimiters: must"),
@@ -142,6 +148,31 @@ def test_several_directories(tmp_path: Path) -> None:
     (found,) = parse_declarations(text, tmp_path / "indexes.toml")
     assert found.paths == (tmp_path / "x/a", Path("/data/b"))
     assert parse_declarations(to_toml(found, tmp_path), tmp_path / "indexes.toml") == [found]
+
+
+def test_removed_documents(tmp_path: Path) -> None:
+    file = tmp_path / "indexes.toml"
+    text = '[indexes.a]\npath = "a"\nremoved = ["x/r", "/data/r"]\ntokenizer = "bytes"'
+    (found,) = parse_declarations(text, file)
+    assert found.removed_paths == (tmp_path / "x/r", Path("/data/r"))
+    assert found.all_paths == (tmp_path / "a", tmp_path / "x/r", Path("/data/r"))
+    assert parse_declarations(to_toml(found, tmp_path), file) == [found]
+
+
+def test_the_line_of_removed_documents_is_added_to_its_table(tmp_path: Path) -> None:
+    file = tmp_path / "indexes.toml"
+    there = '# [indexes.b]\n[indexes.a]\npath = "a"\n\n[indexes."b"]  # mine\npath = ["b",\n"c"]\n'
+    file.write_text(there)
+    before, second = read_declarations(file)
+    wanted = replace(second, removed_paths=(tmp_path / "r",))
+    declare_removed(file, wanted)
+    assert file.read_text() == there.replace("# mine\n", '# mine\nremoved = "r"\n')
+    assert read_declarations(file) == [before, wanted]
+    dotted = 'indexes.a.path = "a"\n'
+    file.write_text(dotted)
+    with pytest.raises(DeclarationError, match="has no table of 'a' that can be extended"):
+        declare_removed(file, replace(before, removed_paths=(tmp_path / "r",)))
+    assert file.read_text() == dotted
 
 
 def test_a_new_file(tmp_path: Path) -> None:
