@@ -3,20 +3,30 @@
 import argparse
 import asyncio
 import os
-import signal
 import sys
 import time
 from pathlib import Path
 
-from app.cli import index_help
-from app.cli.arguments import Run, add_command, add_subcommands, whole_number
+from app.cli import index_help, index_remove
+from app.cli.arguments import add_command, add_subcommands, whole_number
+from app.cli.index_support import (
+    INTERRUPTED,
+    declared_indexes,
+    fail,
+    figures,
+    needed_file,
+    needed_index,
+    reports_errors,
+    summary,
+    to_name,
+    to_path,
+)
 from app.cli.progress_line import ProgressLine
 from app.cli.table import write_table
 from app.core.errors import EngineError
 from app.inference.tokenizer_files import tokenizer_file
-from app.infini_gram.build_options import GIB, BuildError, BuildOptions
+from app.infini_gram.build_options import GIB, BuildOptions
 from app.infini_gram.builder import build
-from app.infini_gram.corpus import CorpusError
 from app.infini_gram.declarations import (
     BYTES,
     MAX_DIRECTORIES,
@@ -24,18 +34,14 @@ from app.infini_gram.declarations import (
     Declaration,
     DeclarationError,
     add_declaration,
-    check_name,
-    read_declarations,
     to_toml,
 )
 from app.infini_gram.download import download
-from app.infini_gram.engine import Engine
 from app.infini_gram.import_index import adopt
-from app.infini_gram.manifest import Manifest, ManifestError, remember_verified, unverified, verify
-from app.infini_gram.published_index import S3_ENDPOINT, DownloadError
+from app.infini_gram.manifest import ManifestError, remember_verified, unverified, verify
+from app.infini_gram.published_index import S3_ENDPOINT
+from app.infini_gram.reduced_engine import open_engine
 from app.infini_gram.tokenizer import TokenizerError
-
-_INTERRUPTED = 130
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,15 +50,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     build = add_command(
         actions, "build", "Build an index of a corpus.", _build, index_help.BUILD_EPILOG
     )
-    build.add_argument("corpus", type=_path, help="a .txt or .jsonl file, or a directory of them")
+    build.add_argument("corpus", type=to_path, help="a .txt or .jsonl file, or a directory of them")
     text = "Import an index that the package infini-gram built."
     adopt = add_command(actions, "adopt", text, _adopt, index_help.ADOPT_EPILOG)
     text = "a directory of its files: tokenized.0, table.0, ...; several make one index"
-    adopt.add_argument("directories", type=_path, nargs="+", metavar="directory", help=text)
+    adopt.add_argument("directories", type=to_path, nargs="+", metavar="directory", help=text)
     text = "Download a published index; the same command again continues it."
     fetch = add_command(actions, "download", text, _download, index_help.DOWNLOAD_EPILOG)
     fetch.add_argument("source", help="s3://BUCKET/PREFIX, or an URL below which its files are")
-    fetch.add_argument("--into", type=_path, required=True, metavar="DIR", help="its directory")
+    fetch.add_argument("--into", type=to_path, required=True, metavar="DIR", help="its directory")
     text = "files that are downloaded at the same time (4)"
     fetch.add_argument("--connections", type=whole_number(1, 32), default=4, metavar="N", help=text)
     text = f"of another service than Amazon's that has S3's routes ({S3_ENDPOINT})"
@@ -62,12 +68,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     text = "Read all files of an index, and compare them with its manifest."
     check = add_command(actions, "check", text, _check)
     check.add_argument("name", help="the index, as it is declared")
+    removal = index_remove.add_to(actions)
 
     add = build.add_argument
     for command in (build, adopt):
-        command.add_argument("--name", required=True, type=_name, help="its name in requests")
+        command.add_argument("--name", required=True, type=to_name, help="its name in requests")
     text = "parent of the index's own directory, which is called NAME (indexes)"
-    add("--out", type=_path, default=Path("indexes"), metavar="DIR", help=text)
+    add("--out", type=to_path, default=Path("indexes"), metavar="DIR", help=text)
     for command in (build, adopt):
         tokenizer = command.add_mutually_exclusive_group()
         text = "a tokenizer.json, or `bytes` (bytes)"
@@ -92,60 +99,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
             "--end-id", type=whole_number(0, MAX_VOCABULARY - 1), metavar="ID", help=text
         )
     file = os.environ.get("LLM_INDEXES_FILE") or None
-    for command in (build, adopt, listing, check):
+    for command in (build, adopt, listing, check, removal):
         text = "TOML file of the declarations, instead of LLM_INDEXES_FILE"
-        command.add_argument("--file", type=_path, default=file, help=text)
-
-
-def _path(text: str) -> Path:
-    return Path(text).expanduser()
-
-
-def _name(text: str) -> str:
-    try:
-        return check_name(text)
-    except DeclarationError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _command(work: Run) -> Run:
-    """Decorator of the commands: they clean up at a signal, and report errors in one line."""
-
-    def run(options: argparse.Namespace) -> int:
-        # Ctrl-C also if a shell started this process with SIGINT ignored.
-        before = {
-            number: signal.signal(number, signal.default_int_handler)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
-            return work(options)
-        except (BuildError, CorpusError, DeclarationError, ManifestError, TokenizerError) as error:
-            return _fail(str(error))
-        except OSError as error:
-            place = f"{error.filename}: " if error.filename else ""
-            return _fail(f"{place}{error.strerror or error}")
-        except DownloadError as error:
-            return _fail(str(error), 1)
-        except EngineError as error:
-            return _fail(error.detail, 1)
-        except KeyboardInterrupt:
-            return _fail("Interrupted: no files are left.", _INTERRUPTED)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    return run
+        command.add_argument("--file", type=to_path, default=file, help=text)
 
 
 # --- Commands ----------------------------------------------------------------------------------------
 
 
-@_command
+@reports_errors
 def _build(options: argparse.Namespace) -> int:
     os.environ.setdefault("RAYON_NUM_THREADS", str(options.cpus))  # for the tokenizer
     file: Path | None = options.file
     directory: Path = options.out.absolute() / options.name
-    declared = _declared(file)
+    declared = declared_indexes(file)
     if found := declared.get(options.name):
         if not options.replace:
             raise DeclarationError(
@@ -176,17 +143,17 @@ def _build(options: argparse.Namespace) -> int:
         tokenizer=str(inside) if inside.exists() else BYTES,
         description=options.description,
     )
-    sys.stdout.write(f"{_summary([manifest])}, {directory} ({time.monotonic() - begun:.1f} s)\n")
+    sys.stdout.write(f"{summary([manifest])}, {directory} ({time.monotonic() - begun:.1f} s)\n")
     return _declare(file, declaration, declared.get(options.name))
 
 
-@_command
+@reports_errors
 def _adopt(options: argparse.Namespace) -> int:
     file: Path | None = options.file
     paths: list[Path] = [one.absolute() for one in options.directories]
     if len(paths) > MAX_DIRECTORIES or len(set(paths)) < len(paths):
         raise DeclarationError(f"An index has at most {MAX_DIRECTORIES} directories, all different")
-    if options.name in _declared(file):
+    if options.name in declared_indexes(file):
         raise DeclarationError(f"{file} declares an index {options.name!r} already")
     tokenizer = _tokenizer(options)
     place = tokenizer if tokenizer == BYTES else str(Path(tokenizer).absolute())
@@ -195,19 +162,29 @@ def _adopt(options: argparse.Namespace) -> int:
     )
     with ProgressLine() as line:
         manifests = adopt(declaration, options.end_id, line.report)
-    sys.stdout.write(f"{_summary(manifests)}, {', '.join(map(str, paths))}\n")
+    sys.stdout.write(f"{summary(manifests)}, {', '.join(map(str, paths))}\n")
     return _declare(file, declaration, None)
 
 
 def _declare(file: Path | None, declaration: Declaration, declared: Declaration | None) -> int:
     if declared and declared.tokenizer == declaration.tokenizer:
+        try:
+            open_engine(declared)
+        except (
+            ManifestError
+        ) as error:  # it has the new files: the removed documents do not fit them
+            return fail(
+                f"The index is built, and does not open: {error}. If its corpus has no removed documents "
+                f"any more, delete the line `removed` from its table in {file}.",
+                1,
+            )
         sys.stdout.write(f"Declared in {file} already. Running APIs open it within seconds.\n")
         return 0
     if file is not None:
         try:
             add_declaration(file, declaration)
         except (DeclarationError, OSError) as error:
-            _fail(f"The index is built, and not declared: {error}. The lines to add:")
+            fail(f"The index is built, and not declared: {error}. The lines to add:")
         else:
             sys.stdout.write(f"Declared in {file}. Running APIs open it within seconds.\n")
             return 0
@@ -219,7 +196,7 @@ def _declare(file: Path | None, declaration: Declaration, declared: Declaration 
     return 0 if file is None else 1
 
 
-@_command
+@reports_errors
 def _download(options: argparse.Namespace) -> int:
     directory: Path = options.into.absolute()
     with ProgressLine() as line:
@@ -235,70 +212,54 @@ def _download(options: argparse.Namespace) -> int:
         try:
             files = asyncio.run(work)
         except KeyboardInterrupt:
-            return _fail("Interrupted: the same command continues it.", _INTERRUPTED)
+            return fail("Interrupted: the same command continues it.", INTERRUPTED)
     size = sum(file.size for file in files)
     sys.stdout.write(f"{len(files)} files, {size / 1e6:,.1f} MB, {directory}: adopt it now\n")
     return 0
 
 
-@_command
+@reports_errors
 def _list(options: argparse.Namespace) -> int:
     rows = [["index", "documents", "tokens", "size", "tokenizer", "state"]]
-    for one in _declared(_needed_file(options)).values():
+    for one in declared_indexes(needed_file(options)).values():
         try:
-            found = [verify(path, checksums=False) for path in one.paths]
-            Engine(one)
+            found = [verify(path, checksums=False) for path in one.all_paths]
+            open_engine(one)
             unknown = [
                 name
-                for path, manifest in zip(one.paths, found, strict=True)
+                for path, manifest in zip(one.all_paths, found, strict=True)
                 for name in unverified(path, manifest)
             ]
             state = f"{unknown[0]} is unverified: check it" if unknown else "ok"
-            rows.append([one.name, *_figures(found), one.tokenizer, state])
+            rows.append([one.name, *figures(found[: len(one.paths)]), one.tokenizer, state])
         except (ManifestError, TokenizerError, EngineError) as error:
             rows.append([one.name, "-", "-", "-", one.tokenizer, str(error)])
     write_table(rows)
     return 0
 
 
-@_command
+@reports_errors
 def _check(options: argparse.Namespace) -> int:
-    file = _needed_file(options)
-    declared = _declared(file)
-    found = declared.get(options.name)
-    if found is None:
-        known = ", ".join(declared) or "none"
-        raise DeclarationError(f"{file} declares no index {options.name!r}; there are: {known}")
+    file = needed_file(options)
+    found = needed_index(file, options.name)
     try:
         with ProgressLine() as line:
             manifests = [
                 verify(
                     path, report=lambda done, of: line.report("checksums", done / max(1, of), "")
                 )
-                for path in found.paths
+                for path in found.all_paths
             ]
-        Engine(found)
+        open_engine(found)
     except (ManifestError, TokenizerError) as error:
-        return _fail(str(error), 1)
-    for path, manifest in zip(found.paths, manifests, strict=True):
+        return fail(str(error), 1)
+    for path, manifest in zip(found.all_paths, manifests, strict=True):
         remember_verified(path, manifest)
-    sys.stdout.write(f"{found.name} is unchanged: {_summary(manifests)}\n")
+    sys.stdout.write(f"{found.name} is unchanged: {summary(manifests[: len(found.paths)])}\n")
     return 0
 
 
 # --- Arguments ---------------------------------------------------------------------------------------
-
-
-def _needed_file(options: argparse.Namespace) -> Path:
-    if options.file is None:
-        raise DeclarationError("LLM_INDEXES_FILE is not set: name the file with it, or with --file")
-    file: Path = options.file
-    return file
-
-
-def _declared(file: Path | None) -> dict[str, Declaration]:
-    found = read_declarations(file if file and file.exists() else None)
-    return {one.name: one for one in found}
 
 
 def _tokenizer(options: argparse.Namespace) -> str:
@@ -313,25 +274,3 @@ def _tokenizer(options: argparse.Namespace) -> str:
             "(LLM_MODEL_REPOSITORY names the directory)"
         )
     return str(found)
-
-
-# --- Output ------------------------------------------------------------------------------------------
-
-
-def _figures(manifests: list[Manifest]) -> list[str]:
-    size = sum(one.size for one in manifests)
-    text = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-    documents, tokens = (
-        f"{sum(getattr(one, name) for one in manifests):,}" for name in ("documents", "tokens")
-    )
-    return [documents, tokens, text]
-
-
-def _summary(manifests: list[Manifest]) -> str:
-    documents, tokens, size = _figures(manifests)
-    return f"{documents} documents, {tokens} tokens, {size}"
-
-
-def _fail(line: str, status: int = 2) -> int:
-    sys.stderr.write(f"{line}\n")
-    return status

@@ -30,3 +30,12 @@ has two bytes or four. A directory that has a manifest already is taken as it is
 DOWNLOAD_EPILOG = """A public bucket is listed by S3's own route; below another URL the files are looked for by their names.
 Each file is checked for its size, and for its MD5 where the bucket has it. Then import the index with
 `index adopt`."""
+
+
+REMOVE_EPILOG = """examples:
+  python -m app index remove news 17 a.jsonl:204
+  python -m app index remove news --by url --from takedown.txt
+
+Builds an index of the removed documents in NAME.removed beside the index, and declares it. Then no query
+counts or returns them. The index itself stays unchanged: its files still hold their text. The documents are
+back if the line `removed` is deleted from the file of declarations."""
