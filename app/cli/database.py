@@ -43,17 +43,27 @@ def _run(name: str, work: Callable[[Database, Settings], Awaitable[int | None]])
 
     try:
         return asyncio.run(run())
-    except DatabaseUnavailableError:
-        reason = f"PostgreSQL at {settings.database_host} (LLM_DATABASE_URL) does not answer."
-    except ServiceError as error:
-        reason = error.detail
-    except asyncpg.UndefinedTableError:
-        reason = f"The database has no such tables yet: run `{PROGRAM} migrate`."
-    except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as error:
-        reason = f"PostgreSQL refused LLM_DATABASE_ADMIN_USER and LLM_DATABASE_PASSWORD: {error}"
-    except asyncpg.InvalidCatalogNameError as error:
-        reason = f"PostgreSQL does not have LLM_DATABASE_DB: {error}"
-    except asyncpg.PostgresError as error:
-        reason = f"The database refused: {error}"
+    except Exception as error:
+        if (reason := refusal(error, settings)) is None:
+            raise
     sys.stderr.write(f"{reason}\n")
     return 1
+
+
+def refusal(error: Exception, settings: Settings) -> str | None:
+    """Describe in a line why the database cannot be used, and name the setting; None for other errors."""
+    if isinstance(error, DatabaseUnavailableError):
+        return f"PostgreSQL at {settings.database_host} (LLM_DATABASE_URL) does not answer."
+    if isinstance(error, ServiceError):
+        return error.detail
+    if isinstance(error, asyncpg.UndefinedTableError):
+        return f"The database has no such tables yet: run `{PROGRAM} migrate`."
+    if isinstance(
+        error, (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError)
+    ):
+        return f"PostgreSQL refused LLM_DATABASE_ADMIN_USER and LLM_DATABASE_PASSWORD: {error}"
+    if isinstance(error, asyncpg.InvalidCatalogNameError):
+        return f"PostgreSQL does not have LLM_DATABASE_DB: {error}"
+    if isinstance(error, asyncpg.PostgresError):
+        return f"The database refused: {error}"
+    return None

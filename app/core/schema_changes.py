@@ -120,11 +120,11 @@ def drop_index(name: str, table: str) -> None:
 
 
 def refuse_to_forget(query: str, what: str) -> None:
-    """Refuse a downgrade that would lose data, unless `-x force=yes` is given.
+    """Refuse a downgrade that would lose data, unless `migrate --force` is given.
 
     `query` finds the rows concerned; `what` describes the loss in a sentence.
     """
     if context.get_x_argument(as_dictionary=True).get("force") == "yes":
         return
     if op.get_bind().exec_driver_sql(f"SELECT EXISTS ({query})").scalar_one():
-        raise CommandError(f"The downgrade is refused: {what} Add `-x force=yes` to accept that.")
+        raise CommandError(f"The downgrade is refused: {what} Add --force to accept that.")

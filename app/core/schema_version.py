@@ -14,10 +14,15 @@ _FILE = re.compile(r"(\d{4})_\w+\.py")
 _RETRY_SECONDS = 1.0
 
 
-def expected() -> str:
-    """Return the revision of this version: the highest number in db/versions."""
+def revisions() -> list[str]:
+    """Return the revisions of this version, oldest first: the numbers in db/versions."""
     names = (_FILE.fullmatch(path.name) for path in _VERSIONS.iterdir())
-    return max(name[1] for name in names if name)
+    return sorted(name[1] for name in names if name)
+
+
+def expected() -> str:
+    """Return the revision of this version: the newest."""
+    return revisions()[-1]
 
 
 async def read(database: Database | Connection) -> str | None:
@@ -42,7 +47,7 @@ def fault(found: str | None) -> str | None:
         )
     return (
         f"The database's schema is at {found}, this version knows {known}: start the version of the "
-        f"service that migrated it, or have that one go back (`alembic -c db/alembic.ini downgrade {known}`)."
+        f"service that migrated it, or have that one go back (`{PROGRAM} migrate --to {known}`)."
     )
 
 

@@ -12,7 +12,8 @@ from app.cli.doctor.findings import Finding, fail, ok, warn
 from app.core.addresses import is_loopback
 from app.core.settings import Settings
 
-_MIN_FREE_BYTES = 1_000_000_000  # bytes
+_MIN_FREE_BYTES = 1_000_000_000
+_MIN_FREE_SHARE = 0.1  # of a file system that is smaller than that, such as a container's /tmp
 
 
 def settings_errors(error: ValidationError) -> list[Finding]:
@@ -79,8 +80,8 @@ def check_disks(settings: Settings) -> Iterator[Finding]:
 
 
 def disk_space(part: str, path: Path) -> Finding:
-    free = shutil.disk_usage(path).free
-    text = f"{path}: {free / 1e9:.1f} GB are free"
-    if free < _MIN_FREE_BYTES:
+    disk = shutil.disk_usage(path)
+    text = f"{path}: {disk.free / 1e9:.2f} GB are free"
+    if disk.free < min(_MIN_FREE_BYTES, disk.total * _MIN_FREE_SHARE):
         return warn(part, text, "Free some space.")
     return ok(part, text)

@@ -54,7 +54,11 @@ async def _access(server: ServerAddress) -> list[Finding]:
     findings = []
     if weakness := server.secret and secret_weakness(server.secret):
         text = f"{server.grpc}: its secret {weakness}"
-        findings.append(warn("triton access", text, "Make one with `openssl rand -hex 32`."))
+        advice = (
+            "Make one with `openssl rand -hex 32`. Give it to the server, and set LLM_TRITON_SECRET "
+            "or register the server again."
+        )
+        findings.append(warn("triton access", text, advice))
     found = [f"{server.grpc}: {', '.join(protocols)}"] if protocols else []
     found += [f"{http}: HTTP"] if http else []
     return findings + [

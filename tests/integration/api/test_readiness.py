@@ -143,7 +143,7 @@ def test_the_expected_revision_is_the_last_migration() -> None:
     ("version", "advice"),
     [
         ("0011", "python -m app migrate"),
-        ("9999", f"downgrade {schema_version.expected()}"),
+        ("9999", f"migrate --to {schema_version.expected()}"),
         (None, "app migrate"),
     ],
 )

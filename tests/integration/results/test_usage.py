@@ -337,7 +337,7 @@ def test_the_migration_adds_the_results_that_are_there_and_goes_back(
     migrate(settings)
     asyncio.run(walk())
     assert asyncio.run(work(LEDGER)) == asyncio.run(work(EXPECTED)) != []
-    with pytest.raises(Exception, match="-x force=yes"):
+    with pytest.raises(Exception, match="--force"):
         migrate(settings, "0018", down=True)
     migrate(settings, "0018", down=True, force=True)
     assert asyncio.run(work("SELECT count(*)::int FROM results"))[0]["count"] == 3
