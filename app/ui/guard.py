@@ -12,6 +12,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+# Health checks of containers call it by an address. Its answer is a word.
+READY_PATH = "/ready"
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -53,14 +55,14 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = self._refusal(scope["method"], headers)
+        refusal = self._refusal(scope["method"], scope["path"], headers)
         app = self._app if refusal is None else PlainTextResponse(refusal, 403)
         bound = self._bounds.get(scope["path"], self._max_form_bytes)
         await app(scope, _bounded(receive, bound), _with_headers(send))
 
-    def _refusal(self, method: str, headers: Headers) -> str | None:
+    def _refusal(self, method: str, path: str, headers: Headers) -> str | None:
         host = _name(headers.get("host", ""))
-        if "*" not in self._allowed and host not in self._allowed:
+        if path != READY_PATH and "*" not in self._allowed and host not in self._allowed:
             return f"Host {host!r} is not allowed; add it to LLM_UI_ALLOWED_HOSTS if it is yours."
         if method in _SAFE_METHODS:
             return None

@@ -18,7 +18,7 @@ from app.ui.bulk.background import Background
 from app.ui.bulk.uploaded_file import SpaceBudget
 from app.ui.errors import RefusedError, SignInError
 from app.ui.exposure import ExposureGuard
-from app.ui.guard import HEADERS, BodyTooLargeError, Guard
+from app.ui.guard import HEADERS, READY_PATH, BodyTooLargeError, Guard
 from app.ui.pages import (
     bulk,
     bulk_jobs,
@@ -72,7 +72,7 @@ def create_ui(settings: UiSettings) -> Starlette:
         lifespan=lifespan,
         routes=[
             Route("/", _home),
-            Route("/ready", _ready),
+            Route(READY_PATH, _ready),
             *(route for module in _PAGES for route in module.routes),
             Mount("/static", _Assets(directory=STATIC)),
         ],
