@@ -33,7 +33,8 @@ set -e
 data=/var/lib/postgresql/18/docker
 if [ ! -s "$data/PG_VERSION" ]; then
     mkdir -p "$data"
-    initdb -D "$data" -U "$POSTGRES_USER" --pwfile=<(echo "$POSTGRES_PASSWORD") --auth=scram-sha-256
+    # As in the real image, connections inside the container need no password.
+    initdb -D "$data" -U "$POSTGRES_USER" --pwfile=<(echo "$POSTGRES_PASSWORD") --auth=trust --encoding=UTF8
     echo "host all all all scram-sha-256" >> "$data/pg_hba.conf"
     pg_ctl -D "$data" -w -o "-c listen_addresses= -k /run/postgresql" start
     PGPASSWORD=$POSTGRES_PASSWORD createdb -h /run/postgresql -U "$POSTGRES_USER" "$POSTGRES_DB"
@@ -132,7 +133,7 @@ def make_base_images(
             f"FROM {python}",
             f"RUN groupadd --gid 999 postgres && useradd --uid 999 --gid 999 --home {home} --create-home postgres",
             *(f"COPY {source} /opt/{source}" for source in (package.name, f"{package.name}.libs")),
-            f"ENV PATH=/opt/{package.name}/pginstall/bin:$PATH",
+            f"ENV PATH=/opt/{package.name}/pginstall/bin:$PATH PGHOST=/run/postgresql",
             "COPY start.sh /start.sh",
             'ENTRYPOINT ["bash", "/start.sh"]',
         ],

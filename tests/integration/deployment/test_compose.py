@@ -247,6 +247,47 @@ def test_both_environments_name_the_same_database() -> None:
     }
 
 
+def test_the_documented_first_start_makes_settings_of_its_own(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "compose.md").read_text()
+    block = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)[0]
+    commands = [line for line in block.splitlines() if not line.startswith("git clone ")]
+    for name in (".env.api.dev", ".env.db.dev"):
+        shutil.copy(ROOT / name, tmp_path)
+    subprocess.run(["bash", "-ec", "\n".join(commands)], cwd=tmp_path, check=True)
+    own, api, database = (environment(str(tmp_path / name)) for name in (".env", ".env.api", ".env.db"))  # fmt: skip
+    assert interpolate(SERVICES["api"]["env_file"]) == ".env.api.dev"
+    assert interpolate(SERVICES["db"]["env_file"]) == ".env.db.dev"
+    assert (own["API_ENV_FILE"], own["DB_ENV_FILE"]) == (".env.api", ".env.db")
+    assert api["LLM_DATABASE_PASSWORD"] == database["POSTGRES_PASSWORD"]
+    assert len({own["LLM_TRITON_SECRET"], own["LLM_UI_SECRET"], database["POSTGRES_PASSWORD"]}) == 3
+    assert min(map(len, (own["LLM_TRITON_SECRET"], database["POSTGRES_PASSWORD"]))) >= 32
+    changed = {"LLM_DATABASE_PASSWORD", "LLM_AUTH"}
+    given = environment(".env.api.dev")
+    for name in ("LLM_ALLOW_UNAUTHENTICATED", "LLM_ALLOWED_HOSTS", "LLM_DATABASE_PASSWORD"):
+        del given[name]
+    assert {name: api[name] for name in api.keys() - changed} == given
+    assert api["LLM_AUTH"] == "on"
+    assert {(tmp_path / name).stat().st_mode & 0o077 for name in (".env", ".env.api", ".env.db")} == {0}  # fmt: skip
+
+
+def test_a_documented_variable_is_one_of_the_file() -> None:
+    page = (ROOT / "docs" / "compose.md").read_text().partition("| variable of")[2]
+    cells = re.findall(r"^\| (`[^|]*) \|", page.partition("\n\n")[0], re.MULTILINE)
+    documented = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    used = set(re.findall(r"\$\{(\w+):-", (ROOT / "docker-compose.yml").read_text()))
+    assert documented == used - {"MOCK_MODEL"} | {"COMPOSE_PROFILES"}
+
+
+def test_memory_of_a_user_is_owned_by_it() -> None:
+    """Such a directory of the image may be root's; its mode replaces ours when a container starts again."""
+    for name, service in SERVICES.items():
+        for mount in service.get("tmpfs", []):
+            path, _, options = mount.partition(":")
+            if path != "/tmp":  # noqa: S108 - writable for all users in each image
+                user, group = service["user"].split(":")
+                assert {f"uid={user}", f"gid={group}"} <= set(options.split(",")), (name, path)
+
+
 def test_triton_is_reached_by_the_name_that_its_services_take() -> None:
     given = environment(".env.api.dev")
     hosts = {given[f"TRITON_{kind}_SERVICE"].split(":")[0] for kind in ("GRPC", "METRICS")}

@@ -4,6 +4,7 @@ Only the base images are stand-ins, made of the operating system's packages (tes
 """
 
 import os
+import re
 import shutil
 import signal
 import ssl
@@ -18,6 +19,7 @@ import orjson
 import pytest
 
 from app.cli.up import processes
+from app.core import schema_version
 from tests.conftest import ROOT
 from tests.docker_engine import DockerEngine, is_installed, make_base_images, start_docker
 from tests.integration.deployment.test_compose import SERVICES
@@ -35,7 +37,7 @@ pytestmark = [
 _START_SECONDS = 120.0
 PROFILES = ("--profile", "mock", "--profile", "proxy")
 STARTED = {"db", "migrate", "api", "ui", "worker", "triton-mock", "proxy"}
-PORTS = {"api": "8887:8887", "page": "8888:8888", "http": "80:8080", "https": "443:8443", "proxied": "9443:9443"}  # fmt: skip
+PORTS = {"api": "API_PORT", "page": "UI_PORT", "http": "PROXY_HTTP_PORT", "https": "PROXY_HTTPS_PORT", "proxied": "PROXY_API_PORT"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ class Deployment:
         """A value of its container, by Docker's template."""
         container = self.compose("ps", "--quiet", "--all", service)
         return self.engine.run("docker", "inspect", f"--format={{{{{value}}}}}", container)
+
+    def schema(self) -> str:
+        """The revision of the database."""
+        query = "SELECT version_num FROM alembic_version"
+        return self.compose("exec", "-T", "db", "psql", "-U", "llm", "-Atc", query, "llm")
 
     def network(self, service: str, value: str) -> str:
         """`IPAddress` or `Gateway` in the network `default`."""
@@ -132,12 +139,8 @@ def _copy_repository(directory: Path) -> dict[str, int]:
             shutil.copy(source, target)
     _make_certificate(directory / "proxy" / "tls")
     ports = {name: processes.free_port() for name in PORTS}
-    compose = (directory / "docker-compose.yml").read_text()
-    for name, published in PORTS.items():
-        inside = published.partition(":")[2]
-        assert compose.count(f":{published}") == 1
-        compose = compose.replace(f":{published}", f":{ports[name]}:{inside}")
-    (directory / "docker-compose.yml").write_text(compose)
+    variables = [f"{PORTS[name]}={port}\n" for name, port in ports.items()]
+    (directory / ".env").write_text("".join(variables))
     return ports
 
 
@@ -216,6 +219,60 @@ def test_a_killed_worker_is_restarted_and_loses_no_result(deployment: Deployment
         if end["state"] == "pending":
             end = _wait_for(client, result["id"])
         assert end["state"] == "completed", end
+
+
+@pytest.mark.parametrize("service", ["db", "proxy", "api"])
+def test_a_killed_container_starts_again_and_loses_no_result(
+    deployment: Deployment, service: str
+) -> None:
+    with deployment.client() as client:
+        results = [_send(client, f"{service} {one} {{{{chunks=20 delay_ms=200}}}}") for one in "ab"]
+    os.kill(int(deployment.inspect(service, ".State.Pid")), signal.SIGKILL)
+    _until(lambda: deployment.inspect(service, ".RestartCount") != "0", deployment.health)
+    _until(lambda: deployment.health()[service] == "healthy", deployment.health)
+    with deployment.client() as client:
+        ends = [_wait_for(client, result["id"]) for result in results]
+    assert {end["state"] for end in ends} == {"completed"}, ends
+
+
+def test_a_dump_is_restored_by_the_documented_commands(deployment: Deployment) -> None:
+    with deployment.client() as client:
+        kept = _send(client, "dumped", wait=50)
+        section = _section("backup.md", "With docker-compose")
+        dump, _, _, restore, _ = re.findall(r"^docker-compose .*$", section, re.MULTILINE)
+        assert "pg_dump" in dump
+        assert "pg_restore" in restore
+        _shell(deployment, dump)
+        later = _send(client, "sent after the dump", wait=50)
+    deployment.compose("stop", "api", "worker")
+    (drop,) = re.findall(r"`(docker-compose exec \S+ db dropdb [^`]*)`", section)
+    for command in (drop, drop.replace("dropdb", "createdb"), restore):
+        _shell(deployment, command)
+    deployment.up()
+    with deployment.client() as client:
+        assert client.get(f"/results/{kept['id']}").json()["result"] == kept["result"]
+        assert client.get(f"/results/{later['id']}").status_code == 404
+
+
+def test_the_schema_goes_back_and_up_again(deployment: Deployment) -> None:
+    former, newest = schema_version.revisions()[-2:]
+    section = _section("compose.md", "Upgrade")
+    (back,) = re.findall(r"^docker-compose run .* (?=\$)", section, re.MULTILINE)
+    deployment.compose("stop", "api", "worker")
+    _shell(deployment, f"{back} {former}")
+    assert deployment.schema() == former
+    deployment.up()
+    assert deployment.schema() == newest
+
+
+def _section(page: str, title: str) -> str:
+    return (ROOT / "docs" / page).read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def _shell(deployment: Deployment, command: str) -> None:
+    """Run a documented command; the profiles, which a user has in .env, are in the environment."""
+    profiles = ",".join(PROFILES[1::2])
+    deployment.engine.run("sh", "-c", command, cwd=deployment.directory, COMPOSE_PROFILES=profiles)
 
 
 def test_triton_is_at_the_end_of_an_ssh_tunnel(deployment: Deployment, tmp_path: Path) -> None:

@@ -88,8 +88,10 @@ def write_configuration(directory: Path, api: str, page: str, ports: dict[int, i
 
 
 @contextlib.asynccontextmanager
-async def proxied(settings: Settings, directory: Path) -> AsyncIterator[Proxied]:
-    """API, worker and page, with nginx in front."""
+async def proxied(
+    settings: Settings, directory: Path, api: str | None = None
+) -> AsyncIterator[Proxied]:
+    """API, worker and page, with nginx in front, which has `api` for the API's address."""
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if nginx is None:
         pytest.skip("needs nginx")
@@ -103,9 +105,8 @@ async def proxied(settings: Settings, directory: Path) -> AsyncIterator[Proxied]
         behind = await stack.enter_async_context(serve(settings, with_worker=True))
         ui = create_ui(UiSettings.model_validate({"api_url": str(behind.client.base_url)}))
         page = await stack.enter_async_context(serve_app(ui))
-        file = write_configuration(
-            directory, behind.client.base_url.netloc.decode(), page.removeprefix("http://"), ports
-        )
+        address = api or behind.client.base_url.netloc.decode()
+        file = write_configuration(directory, address, page.removeprefix("http://"), ports)
         user = (
             "user root; " if os.geteuid() == 0 else ""
         )  # others may not read the test's directory
@@ -131,7 +132,8 @@ async def proxied(settings: Settings, directory: Path) -> AsyncIterator[Proxied]
 
         async def answers() -> bool:
             with contextlib.suppress(httpx.ConnectError):
-                return (await clients[0].get("/health", headers=TOKEN)).status_code == 200
+                answer = await clients[0].get("/health", headers=TOKEN)
+                return answer.status_code == 200 or api is not None
             assert process.poll() is None, log.read_text()
             return False
 
@@ -225,6 +227,16 @@ async def test_tls_headers_and_bounds(settings: Settings, tmp_path: Path) -> Non
         assert uploaded.status_code == 200, uploaded.text
         for client, path in ((proxy.api, "/v1/files"), (proxy.page, "/bulk/files")):
             assert await status_of_announced(proxy, client, path, 200_065_537) == 413
+
+
+@pytest.mark.system
+async def test_an_unavailable_api_is_reported_as_503(settings: Settings, tmp_path: Path) -> None:
+    async with proxied(settings, tmp_path, api=f"127.0.0.1:{free_port()}") as proxy:
+        for method in ("GET", "POST"):
+            answer = await proxy.api.request(method, "/results/", headers=TOKEN)
+            assert answer.status_code == answer.json()["status"] == 503
+            assert answer.json()["code"] == "api_unavailable"
+            assert answer.headers["retry-after"] == "5"
 
 
 @pytest.mark.system
