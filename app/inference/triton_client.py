@@ -42,9 +42,7 @@ from app.inference.triton_stream import read_stream
 
 _QUERY_TIMEOUT_SECONDS = 10.0
 _LOAD_TIMEOUT_SECONDS = 600.0  # for a model to load or unload
-# For a model to end a stream. It is long: a call that Triton is answering must not be cancelled (see
-# `TritonClient._cancel_request`), and a machine may be busy, or an engine within a step, for many seconds.
-_CANCEL_TIMEOUT_SECONDS = 30.0
+_CANCEL_TIMEOUT_SECONDS = 30.0  # for a model to end a stream, within a long step or on a busy machine
 _EXIT_SECONDS = 5.0  # for all streams to end, before the connection is closed
 _CLOSE_GRACE_SECONDS = 2 * _CANCEL_TIMEOUT_SECONDS  # for calls on a connection that is replaced
 
@@ -61,7 +59,6 @@ _CHANNEL_OPTIONS = [
     ("grpc.keepalive_time_ms", 301_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
-
 
 # Parameters that only some backends have, and the input by which their models show it.
 # NVIDIA's reads the token ids of a bias as texts, which its engine cannot use.
