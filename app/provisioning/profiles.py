@@ -38,6 +38,8 @@ from pydantic import (
 from app.inference.engine_options import MAX_OPTIONS, engine_options
 from app.provisioning import patterns
 
+MAX_NODES = 64  # of a launch
+
 Provider = Literal["slurm", "local"]
 _T = TypeVar("_T", bound=BaseModel)
 
@@ -107,6 +109,7 @@ class Profile(Table):
     modules: tuple[Annotated[str, StringConstraints(pattern=patterns.MODULE)], ...] = ()
     default_minutes: Annotated[int, Field(ge=1)] = 60
     max_minutes: Annotated[int, Field(ge=1, le=525_600)] = 1440
+    max_nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = MAX_NODES
     tiers: Annotated[tuple[Tier, ...], Field(min_length=1)] = (Tier(name="default"),)
     # --- Triton's runtime
     runtime: Literal["apptainer", "plain", "embedded"]

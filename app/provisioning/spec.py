@@ -11,11 +11,10 @@ from app.inference.model_repository import ModelRepositoryError, entry_name
 from app.inference.server_store import is_static_name
 from app.provisioning import patterns
 from app.provisioning.catalogue import CatalogueEntry, ModelName, Revision
-from app.provisioning.profiles import Name, Profile, Provider, Tier, find_profile
+from app.provisioning.profiles import MAX_NODES, Name, Profile, Provider, Tier, find_profile
 from app.provisioning.resources import choose_tier, size_of
 
 MAX_ADAPTERS = 64  # of a launch
-MAX_NODES = 64
 
 Plain = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,32}$")]
 
@@ -205,6 +204,11 @@ def _nodes(request: LaunchCreate, profile: Profile, gpus: int) -> int:
             "resources.nodes",
             f"only Slurm has servers of several nodes, and the profile {profile.name!r} is of "
             f"{profile.provider}",
+        )
+    if nodes > profile.max_nodes:
+        raise invalid_field(
+            "resources.nodes",
+            f"the profile {profile.name!r} allows at most {profile.max_nodes} (max_nodes)",
         )
     if nodes > 1 and not gpus:
         raise invalid_field("resources.nodes", "a server of several nodes needs GPUs on each")

@@ -71,6 +71,7 @@ class ProfileRead(BaseModel):
     default: bool
     default_minutes: int
     max_minutes: int
+    max_nodes: int
     idle_minutes: float
     model_roots: list[str]
     trust_remote_code: bool

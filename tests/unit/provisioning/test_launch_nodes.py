@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from app.api.admin.launches_schemas import profile_to_wire
 from app.core.errors import InvalidRequestError
 from app.inference.engine_options import check_engine_options
 from app.provisioning.catalogue import CatalogueEntry
@@ -91,6 +92,17 @@ def test_the_reason_names_the_profile_or_the_member(profiles: dict[str, Profile]
         spec_of(profiles, profile="laptop", resources={"nodes": 2, "gpus": 1})
     with pytest.raises(InvalidRequestError, match=r"follows from `resources\.nodes`"):
         check_engine_options({"master_addr": "h"}, ())
+
+
+def test_a_profile_may_allow_fewer_nodes(tmp_path: Path) -> None:
+    text = PROFILE.replace("max_minutes = 600", "max_minutes = 600\nmax_nodes = 2")
+    profiles = profiles_of(tmp_path, text)
+    assert spec_of(profiles, resources={"nodes": 2}).nodes == 2
+    with pytest.raises(InvalidRequestError, match=r"'della' allows at most 2 \(max_nodes\)") as most:
+        spec_of(profiles, resources={"nodes": 3})
+    assert [error.field for error in most.value.errors] == ["resources.nodes"]
+    assert profile_to_wire(profiles["della"])["max_nodes"] == 2
+    assert profile_to_wire(profiles["laptop"])["max_nodes"] == 64
 
 
 def test_each_node_holds_its_part_of_the_weights(profiles: dict[str, Profile]) -> None:

@@ -263,6 +263,8 @@ def test_a_command_of_the_profile_is_quoted(tmp_path: Path) -> None:
         ('user = "-oProxyCommand=x"', "profiles.laptop.user"),
         ('runtime = "embedded"', "runtime embedded needs venv"),
         ("max_minutes = 5", "default_minutes exceeds max_minutes"),
+        ("max_nodes = 0", "profiles.laptop.max_nodes"),
+        ("max_nodes = 65", "profiles.laptop.max_nodes"),
         ('name = "other"', "profiles.laptop.name: unknown"),
         ('tiers = [{name = "a"}, {name = "a"}]', "two tiers have one name"),
         ('model_roots = ["/x\\n"]', "profiles.laptop.model_roots.0"),
