@@ -26,11 +26,11 @@ from app.provisioning.sizing.fit import (
 )
 from app.provisioning.sizing.gpus import GPUS, find_gpus
 from app.provisioning.sizing.quantization import BY_NAME
-from app.provisioning.sizing.resources import Resources
+from app.provisioning.sizing.resources import MAX_NODES, Resources
 from app.provisioning.sizing.weights import with_quantization
 
 DEFAULT_MINUTES = 60
-_HEADS = ["GPU", "GPUs", "weights", "overhead", "cache", "tokens", "requests", "verdict"]
+_HEADS = ["GPU", "nodes", "GPUs", "weights", "overhead", "cache", "tokens", "requests", "verdict"]
 _TEXTS = ("GPU", "verdict")
 _EPILOG = f"""examples:
   python -m app plan models/llama-3-8b
@@ -38,9 +38,11 @@ _EPILOG = f"""examples:
   python -m app plan config.json --gpu a100-80 --gpu l4 --context 8192 --concurrency 32
       whether 32 requests of 8192 tokens (prompt and output) can run at the same time
   python -m app plan config.json --quantization fp8 --json
+  python -m app plan config.json --gpu a100-80 --max-gpus 4 --max-nodes 4
+      also launches over several nodes, where the model is too large for four GPUs
 
 It needs only config.json. If the directory has weights, their size is taken from their index or
-headers. Sizes are per GPU; `tokens` and `requests` are the cache's capacity at a time. The figures
+headers. Sizes are per GPU, of the fullest node; `tokens` and `requests` are the cache's capacity at a time. The figures
 are estimates: docs/plan.md has the formulas, their sources and their limits.
 
 GPUs: {", ".join(GPUS)}
@@ -63,6 +65,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", type=number, metavar="N", default=1, help=text)
     number = whole_number(1, MAX_GPUS)
     add("--max-gpus", type=number, metavar="N", default=8, help="most GPUs of a node (8)")
+    text = "most nodes of a server, which are taken where one is not enough (1)"
+    add("--max-nodes", type=whole_number(1, MAX_NODES), metavar="N", default=1, help=text)
     add("--minutes", type=whole_number(1, MAX_MINUTES), metavar="N", help="serving time (60)")
     text = "type that the model runs in (its own)"
     add("--dtype", choices=("bfloat16", "float16", "float32"), help=text)
@@ -105,6 +109,7 @@ def _run(options: argparse.Namespace) -> int:
         gpu_memory_utilization=options.gpu_memory_utilization,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_gpus=options.max_gpus,
+        max_nodes=options.max_nodes,
     )
     try:
         facts = with_quantization(read_config(options.model), options.quantization)
@@ -142,9 +147,14 @@ def _lines(facts: ModelFacts, plans: list[Plan], engine: Engine) -> Iterable[str
         yield f"note      {note}"
     yield ""
     rows = [_HEADS, *(_row(one) for one in plans)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADS))]
+    if engine.max_nodes == 1:
+        rows = [
+            [cell for head, cell in zip(_HEADS, row, strict=True) if head != "nodes"]
+            for row in rows
+        ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "  ".join(_aligned(row, widths)).rstrip()
+        yield "  ".join(_aligned(rows[0], row, widths)).rstrip()
     yield ""
     yield "Weights, overhead and cache: GiB on each GPU. Tokens and requests: in the cache at a time."
     yield ""
@@ -152,6 +162,13 @@ def _lines(facts: ModelFacts, plans: list[Plan], engine: Engine) -> Iterable[str
     for one in plans:
         needed = _sbatch(one.resources) if one.resources else one.verdict
         yield f"{one.gpu.name.ljust(widths[0])}  {needed}"
+    if several := [
+        (one.gpu.name, one.resources) for one in plans if one.resources and one.nodes > 1
+    ]:
+        yield ""
+        yield "The same of `python -m app launch create`, by nodes that Ray joins:"
+        for name, resources in several:
+            yield f"{name.ljust(widths[0])}  {_launch(resources)}"
 
 
 def _model(facts: ModelFacts) -> str:
@@ -184,6 +201,7 @@ def _row(plan: Plan) -> list[str]:
     fits = plan.cache > 0
     return [
         plan.gpu.name,
+        str(plan.nodes),
         str(plan.gpus),
         f"{plan.weights / GIB:.1f}",
         f"{plan.overhead / GIB:.1f}",
@@ -194,14 +212,23 @@ def _row(plan: Plan) -> list[str]:
     ]
 
 
-def _aligned(row: list[str], widths: list[int]) -> Iterable[str]:
-    for head, cell, width in zip(_HEADS, row, widths, strict=True):
+def _aligned(heads: list[str], row: list[str], widths: list[int]) -> Iterable[str]:
+    for head, cell, width in zip(heads, row, widths, strict=True):
         yield cell.ljust(width) if head in _TEXTS else cell.rjust(width)
 
 
 def _sbatch(resources: Resources) -> str:
     hours, minutes = divmod(resources.minutes, 60)
+    nodes = f"-N {resources.nodes} " if resources.nodes > 1 else ""
     gres = f"--gres={resources.gres} " if resources.gres else ""
     return (
-        f"{gres}-c {resources.cpu_cores} --mem={resources.memory_gb}G -t {hours:02}:{minutes:02}:00"
+        f"{nodes}{gres}-c {resources.cpu_cores} --mem={resources.memory_gb}G "
+        f"-t {hours:02}:{minutes:02}:00"
+    )
+
+
+def _launch(resources: Resources) -> str:
+    return (
+        f"--nodes {resources.nodes} --gpus {resources.gpus} --cpus {resources.cpu_cores} "
+        f"--memory-gb {resources.memory_gb} --minutes {resources.minutes}"
     )

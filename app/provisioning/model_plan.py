@@ -20,6 +20,7 @@ from app.provisioning.sizing.fit import (
     plan,
 )
 from app.provisioning.sizing.gpus import GPUS, find_gpus
+from app.provisioning.sizing.resources import MAX_NODES
 from app.provisioning.sizing.weights import with_quantization
 from app.provisioning.spec import ModelChoice, StrictModel, resolve
 
@@ -58,6 +59,9 @@ class PlanCreate(StrictModel):
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     max_gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)] = Field(8, description="Most of a node.")
+    max_nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = Field(
+        1, description="Most nodes of a launch; several are taken where one is not enough."
+    )
     minutes: Annotated[int, Field(ge=1, le=MAX_MINUTES)] = Field(60, description="Serving time.")
 
     @model_validator(mode="after")
@@ -77,6 +81,7 @@ def plan_model(
         kv_cache_dtype=request.kv_cache_dtype,
         gpu_memory_utilization=request.gpu_memory_utilization,
         max_gpus=request.max_gpus,
+        max_nodes=request.max_nodes,
     )
     try:
         gpus = dict.fromkeys(gpu for name in request.gpus or GPUS for gpu in find_gpus(name))

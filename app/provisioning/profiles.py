@@ -37,8 +37,7 @@ from pydantic import (
 
 from app.inference.engine_options import MAX_OPTIONS, engine_options
 from app.provisioning import patterns
-
-MAX_NODES = 64  # of a launch
+from app.provisioning.sizing.resources import MAX_NODES
 
 Provider = Literal["slurm", "local"]
 _T = TypeVar("_T", bound=BaseModel)

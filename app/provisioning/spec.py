@@ -11,8 +11,9 @@ from app.inference.model_repository import ModelRepositoryError, entry_name
 from app.inference.server_store import is_static_name
 from app.provisioning import patterns
 from app.provisioning.catalogue import CatalogueEntry, ModelName, Revision
-from app.provisioning.profiles import MAX_NODES, Name, Profile, Provider, Tier, find_profile
+from app.provisioning.profiles import Name, Profile, Provider, Tier, find_profile
 from app.provisioning.resources import choose_tier, size_of
+from app.provisioning.sizing.resources import MAX_NODES
 
 MAX_ADAPTERS = 64  # of a launch
 

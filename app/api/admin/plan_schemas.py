@@ -21,8 +21,9 @@ class PlannedModelRead(BaseModel):
 
 
 class PlannedResourcesRead(BaseModel):
-    """Resources to request from a scheduler."""
+    """Resources to request from a scheduler, on each node."""
 
+    nodes: int
     gpus: int
     gres: str
     cpu_cores: int
@@ -35,7 +36,8 @@ class GpuPlanRead(BaseModel):
 
     gpu: str
     title: str
-    gpus: int
+    nodes: int = Field(description="More than one only up to the request's `max_nodes`.")
+    gpus: int = Field(description="On each node.")
     context: int
     concurrency: int
     dtype: str

@@ -15,10 +15,11 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The cache of a model on one of `gpus` GPUs that share it.
+    """The cache of a model on one of `gpus` GPUs that share a stage of it.
 
     `element_bytes`: of one element. `in_flight`: tokens that may be in progress at a time, whose
-    places behind a sliding window are not free yet. `block_tokens`: tokens of a block.
+    places behind a sliding window are not free yet. `block_tokens`: tokens of a block. `stages`: parts
+    of the layers; the one with the most layers counts.
     """
 
     facts: ModelFacts
@@ -26,11 +27,15 @@ class CacheShape:
     element_bytes: int
     in_flight: int
     block_tokens: int = BLOCK_TOKENS
+    stages: int = 1
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one token takes in all layers, windows aside."""
-        return sum(layers.count * self._layer_bytes(layers) for layers in self.facts.cache)
+        """Bytes that one token takes in all layers of the stage, windows aside."""
+        return sum(
+            -(-layers.count // self.stages) * self._layer_bytes(layers)
+            for layers in self.facts.cache
+        )
 
     def request_bytes(self, context: int) -> int:
         return self._blocks(context) * self._block_bytes
@@ -49,7 +54,8 @@ class CacheShape:
     @property
     def _block_bytes(self) -> int:
         widest = max(self._layer_bytes(layers) for layers in self.facts.cache)
-        return self._group_size * widest * self.block_tokens
+        # vLLM forms the groups of all layers, and spreads the layers of each over the stages.
+        return -(-self._group_size // self.stages) * widest * self.block_tokens
 
     @property
     def _group_size(self) -> int:

@@ -31,6 +31,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
     return {
         "gpu": plan.gpu.name,
         "title": plan.gpu.title,
+        "nodes": plan.nodes,
         "gpus": plan.gpus,
         "context": plan.context,
         "concurrency": plan.concurrency,

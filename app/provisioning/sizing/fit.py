@@ -4,7 +4,8 @@
     cache    = budget - weights - overhead
     requests = blocks in the cache / blocks of one request
 
-`plan` is the entry point: for each kind of GPU the smallest number of GPUs that is enough.
+`plan` is the entry point: for each kind of GPU the smallest number of GPUs that is enough. Several nodes
+are stages of a pipeline: each has a part of the layers, which its GPUs share.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from app.provisioning.sizing.cache import CacheShape
 from app.provisioning.sizing.facts import DTYPE_BYTES, GIB, ModelFacts, PlanError
 from app.provisioning.sizing.gpus import GPUS, Gpu
-from app.provisioning.sizing.resources import Resources, resources_for
+from app.provisioning.sizing.resources import MAX_NODES, Resources, resources_for
 from app.provisioning.sizing.weights import disk_bytes, weight_bytes, with_quantization
 
 # The default of the longest sequence, as of `python -m app up --model`.
@@ -38,7 +39,8 @@ class Engine:
     """Settings of vLLM that determine memory, under its own names.
 
     The defaults are those of an engine inside Triton. `dtype` None: the model's. `kv_cache_dtype`:
-    "auto" is the model's, too, else "fp8". `max_gpus`: most GPUs of a node.
+    "auto" is the model's, too, else "fp8". `max_gpus`: most GPUs of a node. `max_nodes`: most nodes, which are taken only where one
+    is not enough.
     """
 
     dtype: str | None = None
@@ -48,11 +50,12 @@ class Engine:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 128
     max_gpus: int = 8
+    max_nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model on `gpus` GPUs of one kind. Sizes are bytes on each GPU.
+    """A model on `gpus` GPUs of one kind on each of `nodes`. Sizes are bytes on each GPU of the fullest node.
 
     `cache` is negative by the memory that weights and overhead lack. `token_bytes`: of the cache, for
     one token (sliding windows aside). `tokens`, `requests`: the cache's capacity at the same time, in
@@ -61,6 +64,7 @@ class Plan:
     """
 
     gpu: Gpu
+    nodes: int
     gpus: int
     context: int
     concurrency: int
@@ -84,7 +88,7 @@ def plan(
     engine: Engine | None = None,
     serve_minutes: int = 60,
 ) -> list[Plan]:
-    """For each kind of GPU the fewest that are enough; else the most, and the lack.
+    """For each kind of GPU the fewest nodes and GPUs that are enough; else the most, and the lack.
 
     `context` None: the model's longest sequence, but at most DEFAULT_CONTEXT. Raises PlanError for
     requests that no GPU could satisfy: a context beyond the model's, a second quantization, a number below 1.
@@ -101,16 +105,22 @@ def plan_on(
     concurrency: int = 1,
     engine: Engine | None = None,
     serve_minutes: int = 60,
+    nodes: int = 1,
 ) -> Plan:
+    """The model on so many `gpus` of each of `nodes`. Raises PlanError."""
     asked = _validated_request(facts, context, concurrency, engine or Engine(), serve_minutes)
     _check("gpus", gpus, MAX_GPUS)
-    return _on(asked, gpu, gpus)
+    _check("nodes", nodes, min(MAX_NODES, facts.layers))
+    return _on(asked, gpu, gpus, nodes)
 
 
-def cache_shape(facts: ModelFacts, gpus: int, dtype: str, engine: Engine) -> CacheShape:
+def cache_shape(
+    facts: ModelFacts, gpus: int, dtype: str, engine: Engine, nodes: int = 1
+) -> CacheShape:
     element = 1 if engine.kv_cache_dtype == "fp8" else facts.kv_bytes or DTYPE_BYTES[dtype]
-    # vLLM prepares the next step while the last one runs: two batches are in progress.
-    return CacheShape(facts, gpus, element, 2 * engine.max_num_batched_tokens)
+    # vLLM prepares the next step while the last one runs, and each stage has a batch: as many are in progress.
+    in_flight = max(2, nodes) * engine.max_num_batched_tokens
+    return CacheShape(facts, gpus, element, in_flight, stages=nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +139,30 @@ def _smallest(asked: _Request, gpu: Gpu) -> Plan:
         if not _undivided(asked.facts, gpus):
             tried = _on(asked, gpu, gpus)
         gpus *= 2
+    if not tried.fits and not _dtype(asked.facts, gpu, asked.engine)[1]:
+        # More nodes only where a whole one is not enough: what GPUs of a node exchange is faster.
+        for nodes in range(2, min(asked.engine.max_nodes, asked.facts.layers) + 1):
+            tried = _on(asked, gpu, tried.gpus, nodes)
+            if tried.fits:
+                break
     return tried
 
 
-def _on(asked: _Request, gpu: Gpu, gpus: int) -> Plan:
+def _on(asked: _Request, gpu: Gpu, gpus: int, nodes: int = 1) -> Plan:
     facts, engine = asked.facts, asked.engine
     dtype, refusal = _dtype(facts, gpu, engine)
     weights = _share(facts, weight_bytes(facts, dtype), gpus)
-    overhead = _overhead(facts, gpus, DTYPE_BYTES[dtype], engine)
+    if nodes > 1:
+        weights = _stage(facts, weights, DTYPE_BYTES[dtype] / gpus, nodes)
+    overhead = _overhead(facts, gpus, DTYPE_BYTES[dtype], engine, is_shared=gpus * nodes > 1)
     cache = int(gpu.memory * engine.gpu_memory_utilization) - weights - overhead
-    shape = cache_shape(facts, gpus, dtype, engine)
+    shape = cache_shape(facts, gpus, dtype, engine, nodes)
     requests = shape.requests(cache, asked.context)
     missing = refusal or _undivided(facts, gpus)
     missing = missing or _shortage(asked, shape, cache, requests, overhead > weights)
     return Plan(
         gpu=gpu,
+        nodes=nodes,
         gpus=gpus,
         context=asked.context,
         concurrency=asked.concurrency,
@@ -156,7 +175,9 @@ def _on(asked: _Request, gpu: Gpu, gpus: int) -> Plan:
         requests=requests,
         fits=not missing,
         verdict=missing or _fit_verdict(asked, gpu, dtype, cache, shape),
-        resources=None if missing else resources_for(disk_bytes(facts), gpus, asked.serve_minutes),
+        resources=None
+        if missing
+        else resources_for(disk_bytes(facts), gpus, asked.serve_minutes, nodes),
     )
 
 
@@ -168,6 +189,7 @@ def _validated_request(
 ) -> _Request:
     _check("concurrency", concurrency, MAX_CONCURRENCY)
     _check("max_gpus", engine.max_gpus, MAX_GPUS)
+    _check("max_nodes", engine.max_nodes, MAX_NODES)
     _check("max_num_batched_tokens", engine.max_num_batched_tokens, MAX_BATCH)
     _check("max_num_seqs", engine.max_num_seqs, MAX_CONCURRENCY)
     _check("serve_minutes", serve_minutes, MAX_MINUTES)
@@ -232,11 +254,26 @@ def _share(facts: ModelFacts, total: int, gpus: int) -> int:
     return int(total * held / facts.parameters)
 
 
-def _overhead(facts: ModelFacts, gpus: int, element: int, engine: Engine) -> int:
+def _stage(facts: ModelFacts, weights: int, element_bytes: float, stages: int) -> int:
+    """The part of a GPU's `weights` in the fullest stage: most layers, and a table of the vocabulary.
+
+    The first stage has the embeddings, the last one the output head; `element_bytes` are a GPU's part of
+    an element of these.
+    """
+    table = facts.vocab_size * facts.hidden_size
+    tables = (facts.parameters - facts.linear_parameters - facts.expert_parameters) // table
+    layers = weights - int(tables * table * element_bytes)
+    most = -(-facts.layers // stages) / facts.layers
+    return int(layers * most + table * element_bytes)
+
+
+def _overhead(
+    facts: ModelFacts, gpus: int, element: int, engine: Engine, *, is_shared: bool
+) -> int:
     width = 2 * facts.hidden_size + facts.mlp_elements // gpus
     activations = engine.max_num_batched_tokens * width * element
     logits = engine.max_num_seqs * facts.vocab_size * LOGIT_BYTES
-    return activations + logits + FIXED_OVERHEAD + (SHARED_OVERHEAD if gpus > 1 else 0)
+    return activations + logits + FIXED_OVERHEAD + (SHARED_OVERHEAD if is_shared else 0)
 
 
 def _shortage(

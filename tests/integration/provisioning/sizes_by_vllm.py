@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from vllm.distributed.utils import get_pp_indices
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -32,7 +33,10 @@ def main() -> None:
         layers = specs(made, request["block_tokens"])
         answers[name] = {
             "parameters": count(model),
-            "cache": [cache(layers, context, request) for context in request["contexts"]],
+            "cache": [
+                [cache(layers, context, stages, request) for context in request["contexts"]]
+                for stages in request["stages"]
+            ],
         }
     json.dump(answers, sys.stdout)
 
@@ -45,9 +49,9 @@ def count(model: Any) -> int:
 
 
 def cache(
-    layers: dict[str, KVCacheSpec], context: int, request: dict[str, Any]
+    layers: dict[str, KVCacheSpec], context: int, stages: int, request: dict[str, Any]
 ) -> tuple[int, float]:
-    """Tokens and requests of this length that the memory holds."""
+    """Tokens and requests of this length that the memory holds, on each of so many nodes."""
     engine = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=context),
         parallel_config=SimpleNamespace(decode_context_parallel_size=1),
@@ -62,8 +66,18 @@ def cache(
         max_in_flight_tokens=request["in_flight"],
     )
     groups = kv_cache_utils.get_kv_cache_groups(engine, dict(layers))
-    divided = kv_cache_utils.get_kv_cache_config_from_groups(engine, groups, request["memory"])
-    tokens, requests = kv_cache_utils.get_kv_cache_capacity(engine, divided)
+    names = list(layers)
+    of_stages = []
+    for stage in range(stages):
+        first, end = get_pp_indices(len(names), stage, stages)
+        held = {name: layers[name] for name in names[first:end]}
+        of_stage = kv_cache_utils._project_kv_cache_groups_to_worker(groups, held)
+        of_stages.append(
+            kv_cache_utils.get_kv_cache_config_from_groups(engine, of_stage, request["memory"])
+        )
+    # vLLM takes the fewest blocks for all.
+    fullest = min(of_stages, key=lambda one: one.num_blocks)
+    tokens, requests = kv_cache_utils.get_kv_cache_capacity(engine, fullest)
     return tokens, requests
 
 

@@ -73,6 +73,20 @@ def test_the_documents_example_is_what_is_printed(model: Path, capsys: Output) -
         assert figure in document
 
 
+def test_the_documents_example_over_nodes_is_what_is_printed(
+    tmp_path: Path, capsys: Output
+) -> None:
+    document = (ROOT / "docs" / "plan.md").read_text()
+    config = KNOWN["meta-llama/Llama-3.1-70B"].config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = re.search(r"python -m app plan path/to/llama-70b (.*)\n", document)
+    assert command
+    out = run(capsys, tmp_path, *command[1].split())
+    assert f"```\n{out}```\n" in document
+    first = json.loads(run(capsys, tmp_path, *command[1].split(), "--json"))["plans"][0]
+    assert (first["nodes"], first["resources"]["nodes"], first["gpus"]) == (3, 3, 2)
+
+
 def test_what_a_reader_should_know_is_in_the_table(tmp_path: Path, capsys: Output) -> None:
     config = KNOWN["deepseek-ai/DeepSeek-V3"].config | {"model_type": "novel"}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -105,7 +119,7 @@ def test_json(model: Path, capsys: Output) -> None:
     assert first["weights_bytes"] == 16_060_522_496
     assert first["cache_bytes_per_token"] == 131_072
     assert first["resources"] == {
-        "gpus": 1, "gres": "gpu:1", "cpu_cores": 6, "memory_gb": 32, "minutes": 70,
+        "nodes": 1, "gpus": 1, "gres": "gpu:1", "cpu_cores": 6, "memory_gb": 32, "minutes": 70,
     }  # fmt: skip
     assert second["gpus"] == 2
     assert second["dtype"] == "float16"
@@ -150,6 +164,7 @@ def test_the_table_fits_100_columns(model: Path, capsys: Output) -> None:
             "--concurrency: must be a whole number from 1 to 1000000, not '0'",
         ),
         (["--max-gpus", "0"], "--max-gpus: must be a whole number from 1 to 1024, not '0'"),
+        (["--max-nodes", "65"], "--max-nodes: must be a whole number from 1 to 64, not '65'"),
         (["--minutes", "0"], "--minutes: must be a whole number from 1 to 525600, not '0'"),
         (
             ["--gpu-memory-utilization", "90"],

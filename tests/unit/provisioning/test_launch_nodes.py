@@ -98,7 +98,9 @@ def test_a_profile_may_allow_fewer_nodes(tmp_path: Path) -> None:
     text = PROFILE.replace("max_minutes = 600", "max_minutes = 600\nmax_nodes = 2")
     profiles = profiles_of(tmp_path, text)
     assert spec_of(profiles, resources={"nodes": 2}).nodes == 2
-    with pytest.raises(InvalidRequestError, match=r"'della' allows at most 2 \(max_nodes\)") as most:
+    with pytest.raises(
+        InvalidRequestError, match=r"'della' allows at most 2 \(max_nodes\)"
+    ) as most:
         spec_of(profiles, resources={"nodes": 3})
     assert [error.field for error in most.value.errors] == ["resources.nodes"]
     assert profile_to_wire(profiles["della"])["max_nodes"] == 2

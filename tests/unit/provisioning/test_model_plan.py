@@ -142,3 +142,15 @@ def test_a_broken_file_is_reported_without_its_place(
 )
 def test_what_is_wrong_is_named(members: dict[str, Any], field: str) -> None:
     assert refusal(**members)[0] == field
+
+
+def test_several_nodes_up_to_those_that_are_asked_for() -> None:
+    def taken(**members: Any) -> tuple[int, bool]:
+        (one,) = planned(config=LLAMA, gpus=["a100-40"], max_gpus=2, **members)["plans"]
+        return one["nodes"], one["fits"]
+
+    assert [taken(), taken(max_nodes=2), taken(max_nodes=4)] == [(1, False), (2, False), (3, True)]
+    for wrong in (0, 65):
+        with pytest.raises(InvalidRequestError) as refused:
+            planned(config=LLAMA, max_nodes=wrong)
+        assert [error.field for error in refused.value.errors] == ["max_nodes"]
