@@ -12,6 +12,7 @@
 #   NAME=...             name of the entry that `make model` writes (default: the last part of MODEL)
 #   JOBS=4               processes that share the tests (0: all in one, as for a debugger)
 #   BASE=main            branch that the changes are compared with by `make check`
+#   MESSAGE=...          name of the migration that `make migration` writes
 #   MINUTES=10 SEED=...  how long `make chaos` and `make attack` are; the seed of a run that is to be repeated
 #   PYTHON=...           Python 3.11 to 3.13 for the service (default: looked for)
 #   TRITON_PYTHON=...    Python 3.11 with its shared library for Triton (default: looked for)
@@ -100,6 +101,7 @@ mutate: $(dev) .venv-triton/.cpu ## Plant faults in ROOMS=, one at a time, and l
 lint: $(dev) ## ruff, mypy --strict, import-linter, a search for secrets, spelling and prose (tools/prose.toml)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
+	@test -d .mypy_cache || echo "mypy reads all files once: 2 to 4 minutes, and then seconds"
 	.venv/bin/mypy
 	cd client && ../.venv/bin/mypy
 	.venv/bin/lint-imports
@@ -162,6 +164,10 @@ requirements: $(service) ## Recompile the locks from their .in files (UPGRADE=1:
 			--no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade) \
 			--output-file $$name.txt $$name.in || exit 1; \
 	done
+
+.PHONY: migration
+migration: $(dev) ## Write db/versions/NNNN_*.py for the changes of app/core/tables, named by MESSAGE=
+	@$(venv_python) -m tools.new_migration "$(MESSAGE)"
 
 .PHONY: docs-settings
 docs-settings: $(service) ## Rewrite docs/settings.md from app/core/settings/

@@ -6,8 +6,10 @@ Each migration has a transaction of its own, and may leave it for what must run 
 
 import asyncio
 import time
+from typing import Any
 
 from alembic import context
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from app.core.migration_engine import make_engine
@@ -36,9 +38,17 @@ def _lock(connection: Connection) -> None:
     connection.commit()
 
 
+def _number(_context: Any, _revision: Any, directives: list[Any]) -> None:
+    """Give a new migration the number after the last one, by which the service orders them."""
+    last = ScriptDirectory.from_config(context.config).get_current_head()
+    for script in directives:
+        script.rev_id = f"{int(last or 0) + 1:04}"
+
+
 def _run(connection: Connection) -> None:
     _lock(connection)
     context.configure(
+        process_revision_directives=_number,
         connection=connection,
         target_metadata=metadata,
         compare_type=True,

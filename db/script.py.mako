@@ -6,7 +6,6 @@ Revises: ${down_revision | comma,n}
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects import postgresql
 ${imports if imports else ""}
 
 revision = ${repr(up_revision)}

@@ -464,8 +464,9 @@ def test_indexes_of_failed_results(empty: Settings) -> None:
     migrate(empty, "0028", down=True)
     assert asyncio.run(rows(empty, SCHEMA)) == schema
     assert asyncio.run(rows(empty, EVERYTHING)) == everything
-    migrate(empty)
+    migrate(empty, "0029")
     assert asyncio.run(rows(empty, EVERYTHING)) == everything
+    migrate(empty)
 
 
 def test_reuse_of_teams(empty: Settings) -> None:
