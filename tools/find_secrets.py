@@ -21,6 +21,7 @@ from detect_secrets.core.secrets_collection import SecretsCollection
 _BASELINE = Path(".secrets.baseline")
 _CLEAN = Path(".cache/files_without_secrets")  # their digests, a line each
 _FILES_A_TASK = 20
+_MANY = 300  # files, whose search takes more than a moment
 
 _known = SecretsCollection()
 
@@ -31,6 +32,8 @@ def main() -> int:
     digests = _digests(path for path in paths if path.is_file() and path != _BASELINE)
     clean = set(_CLEAN.read_text().split()) if _CLEAN.exists() else set()
     due = [path for path in digests if digests[path] not in clean]
+    if len(due) > _MANY:
+        sys.stderr.write(f"Searching {len(due):,} files for secrets: 1 to 2 minutes, once\n")
     with ProcessPoolExecutor(initializer=_read_baseline) as pool:
         found = dict(zip(due, pool.map(_search, due, chunksize=_FILES_A_TASK), strict=True))
     _CLEAN.parent.mkdir(exist_ok=True)

@@ -42,7 +42,7 @@ from app.inference.triton_stream import read_stream
 
 _QUERY_TIMEOUT_SECONDS = 10.0
 _LOAD_TIMEOUT_SECONDS = 600.0  # for a model to load or unload
-_CANCEL_TIMEOUT_SECONDS = 30.0  # for a model to end a stream, within a long step or on a busy machine
+_CANCEL_TIMEOUT_SECONDS = 30.0  # for a model to end a stream; a step of it may be long
 _EXIT_SECONDS = 5.0  # for all streams to end, before the connection is closed
 _CLOSE_GRACE_SECONDS = 2 * _CANCEL_TIMEOUT_SECONDS  # for calls on a connection that is replaced
 
