@@ -1,14 +1,23 @@
 """`python -m app index remove`: removes documents from an index without a new build."""
 
 import argparse
+import contextlib
+import fcntl
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from app.cli import index_help
 from app.cli.arguments import Subcommands, add_command
 from app.cli.index_support import fail, needed_file, needed_index, reports_errors, to_path
 from app.cli.progress_line import ProgressLine
-from app.infini_gram.declarations import DeclarationError, declare_removed, removed_line
+from app.infini_gram.declarations import (
+    Declaration,
+    DeclarationError,
+    declare_removed,
+    removed_line,
+)
 from app.infini_gram.reduced_engine import open_engine
 from app.infini_gram.removal import remove
 
@@ -29,7 +38,11 @@ def add_to(actions: Subcommands) -> argparse.ArgumentParser:
 @reports_errors
 def _remove(options: argparse.Namespace) -> int:
     file = needed_file(options)
-    found = needed_index(file, options.name)
+    with _alone(needed_index(file, options.name)):
+        return _remove_alone(options, file, needed_index(file, options.name))
+
+
+def _remove_alone(options: argparse.Namespace, file: Path, found: Declaration) -> int:
     entries: list[str] = [*options.documents, *_listed(options.listed)]
     if not entries:
         raise DeclarationError("Name documents, or a file of them with --from")
@@ -53,6 +66,20 @@ def _remove(options: argparse.Namespace) -> int:
         return 1
     sys.stdout.write(f"Declared in {file}. Running APIs leave them out within seconds.\n")
     return 0
+
+
+@contextlib.contextmanager
+def _alone(index: Declaration) -> Iterator[None]:
+    """Two commands at once would both begin with the present removals, and one of them lose its own."""
+    place = os.open(index.path, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DeclarationError(f"Another `index remove` of {index.name} is running") from None
+    else:
+        yield
+    finally:
+        os.close(place)
 
 
 def _listed(file: Path | None) -> list[str]:

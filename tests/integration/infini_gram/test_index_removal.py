@@ -1,6 +1,8 @@
 """`index remove`, and processes that have the index open."""
 
 import asyncio
+import fcntl
+import os
 import sys
 from pathlib import Path
 
@@ -99,6 +101,19 @@ def test_wrong_entries_remove_nothing(news: Path, arguments: list[str], problem:
     assert problem in done.stderr
     assert (news / "indexes.toml").read_bytes() == before
     assert not (news / "indexes/news.removed").exists()
+
+
+def test_two_commands_at_once_lose_no_removal(news: Path) -> None:
+    """Each reads the removed documents, and writes them with its own: the second is refused."""
+    place = os.open(news / "indexes" / "news", os.O_RDONLY)
+    fcntl.flock(place, fcntl.LOCK_EX)
+    done = index(news, "remove", "news", "3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Another `index remove` of news is running" in done.stderr
+    assert not (news / "indexes/news.removed").exists()
+    os.close(place)
+    assert index(news, "remove", "news", "3").returncode == 0
+    assert blocked(opened_index(news)) == {3}
 
 
 def test_documents_that_others_removed_are_not_removed_twice(news: Path) -> None:
