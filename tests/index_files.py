@@ -29,6 +29,18 @@ class Text:
 Shard = list[Text]
 
 
+def shard_of(tokenizer: Tokenizer, texts: Sequence[str], name: str) -> Shard:
+    # Attribution ignores the first suffix of a shard: this one is no part of any text.
+    first = Text([0] * 100)
+    return [
+        first,
+        *(
+            Text(tokenizer.encode(text), {"of": f"{name}.{number}"})
+            for number, text in enumerate(texts)
+        ),
+    ]
+
+
 def write_index(directory: Path, shards: Sequence[Shard], tokenizer: Tokenizer) -> None:
     """The files of an index, and its manifest."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -34,6 +34,7 @@ from app.infini_gram.declarations import (
     Declaration,
     DeclarationError,
     add_declaration,
+    sole_writer,
     to_toml,
 )
 from app.infini_gram.download import download
@@ -182,7 +183,8 @@ def _declare(file: Path | None, declaration: Declaration, declared: Declaration 
         return 0
     if file is not None:
         try:
-            add_declaration(file, declaration)
+            with sole_writer(file):
+                add_declaration(file, declaration)
         except (DeclarationError, OSError) as error:
             fail(f"The index is built, and not declared: {error}. The lines to add:")
         else:

@@ -1,11 +1,7 @@
 """`python -m app index remove`: removes documents from an index without a new build."""
 
 import argparse
-import contextlib
-import fcntl
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from app.cli import index_help
@@ -17,6 +13,7 @@ from app.infini_gram.declarations import (
     DeclarationError,
     declare_removed,
     removed_line,
+    sole_writer,
 )
 from app.infini_gram.reduced_engine import open_engine
 from app.infini_gram.removal import remove
@@ -38,11 +35,12 @@ def add_to(actions: Subcommands) -> argparse.ArgumentParser:
 @reports_errors
 def _remove(options: argparse.Namespace) -> int:
     file = needed_file(options)
-    with _alone(needed_index(file, options.name)):
-        return _remove_alone(options, file, needed_index(file, options.name))
+    needed_index(file, options.name)
+    with sole_writer(file):
+        return _change(options, file, needed_index(file, options.name))
 
 
-def _remove_alone(options: argparse.Namespace, file: Path, found: Declaration) -> int:
+def _change(options: argparse.Namespace, file: Path, found: Declaration) -> int:
     entries: list[str] = [*options.documents, *_listed(options.listed)]
     if not entries:
         raise DeclarationError("Name documents, or a file of them with --from")
@@ -66,20 +64,6 @@ def _remove_alone(options: argparse.Namespace, file: Path, found: Declaration) -
         return 1
     sys.stdout.write(f"Declared in {file}. Running APIs leave them out within seconds.\n")
     return 0
-
-
-@contextlib.contextmanager
-def _alone(index: Declaration) -> Iterator[None]:
-    """Two commands at once would both begin with the present removals, and one of them lose its own."""
-    place = os.open(index.path, os.O_RDONLY)
-    try:
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DeclarationError(f"Another `index remove` of {index.name} is running") from None
-    else:
-        yield
-    finally:
-        os.close(place)
 
 
 def _listed(file: Path | None) -> list[str]:

@@ -10,12 +10,14 @@
 A name becomes the first segment of the index's routes, so it is a plain one, and none of ours.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -120,8 +122,27 @@ def parse_declarations(text: str, file: Path) -> list[Declaration]:
     return declared
 
 
+@contextlib.contextmanager
+def sole_writer(file: Path) -> Iterator[None]:
+    """Hold the file's lock, which each command that changes it needs: none loses another's change.
+
+    Raises DeclarationError if another process holds it, OSError.
+    """
+    with file.with_name(f".{file.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DeclarationError(
+                f"Another command that changes {file} is running: repeat this one after it"
+            ) from None
+        yield
+
+
 def add_declaration(file: Path, declaration: Declaration) -> None:
-    """Append to the file, whose content stays unchanged. Raises DeclarationError, OSError."""
+    """Append to the file, whose content stays unchanged; the caller is the `sole_writer`.
+
+    Raises DeclarationError, OSError.
+    """
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     if text and not text.endswith("\n"):
         text += "\n"
@@ -131,9 +152,9 @@ def add_declaration(file: Path, declaration: Declaration) -> None:
 
 
 def declare_removed(file: Path, declaration: Declaration) -> None:
-    """Add the line `removed` to the index's table, which has none. Raises DeclarationError, OSError.
+    """Add the line `removed` to the index's table, which has none; the caller is the `sole_writer`.
 
-    Everything else in the file stays unchanged.
+    Everything else in the file stays unchanged. Raises DeclarationError, OSError.
     """
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     new_line = f"{removed_line(declaration, file.absolute().parent)}\n"

@@ -1,8 +1,6 @@
 """`index remove`, and processes that have the index open."""
 
 import asyncio
-import fcntl
-import os
 import sys
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 
 from app.core.settings import Settings
 from app.infini_gram import indexes as opened
-from app.infini_gram.declarations import add_declaration, read_declarations
+from app.infini_gram.declarations import add_declaration, read_declarations, sole_writer
 from app.infini_gram.engine import Engine
 from app.infini_gram.indexes import Indexes
 from app.infini_gram.process import EngineProcess
@@ -103,15 +101,21 @@ def test_wrong_entries_remove_nothing(news: Path, arguments: list[str], problem:
     assert not (news / "indexes/news.removed").exists()
 
 
-def test_two_commands_at_once_lose_no_removal(news: Path) -> None:
-    """Each reads the removed documents, and writes them with its own: the second is refused."""
-    place = os.open(news / "indexes" / "news", os.O_RDONLY)
-    fcntl.flock(place, fcntl.LOCK_EX)
-    done = index(news, "remove", "news", "3")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Another `index remove` of news is running" in done.stderr
+def test_commands_at_once_lose_no_change(news: Path) -> None:
+    """Each reads what is declared and removed, and writes it with its own: the second is refused."""
+    file = news / "indexes.toml"
+    before = file.read_bytes()
+    with sole_writer(file):
+        done = index(news, "remove", "news", "3")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "Another command that changes" in done.stderr
+        arguments = ("build", news / "a.jsonl", "--name", "more", "--out", news / "indexes")
+        done = index(news, *arguments)
+        assert done.returncode == 1
+        assert "not declared: Another command" in done.stderr
+        assert '[indexes."more"]' in done.stdout
+    assert file.read_bytes() == before
     assert not (news / "indexes/news.removed").exists()
-    os.close(place)
     assert index(news, "remove", "news", "3").returncode == 0
     assert blocked(opened_index(news)) == {3}
 

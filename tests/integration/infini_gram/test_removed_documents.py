@@ -21,7 +21,7 @@ from app.infini_gram.reduced_engine import ReducedEngine, open_engine
 from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
 from tests import brute_attribution
 from tests.brute_attribution import Corpus
-from tests.index_files import Shard, Text, write_index
+from tests.index_files import Shard, Text, shard_of, write_index
 from tests.indexes import DEMO_TOKENIZER, build_index, some_texts, wide_tokenizer
 
 WIDTHS = {"u8": 1, "u16": 2, "u32": 4}
@@ -45,7 +45,7 @@ class Case:
         texts = [*some_texts(), "only removed: qwrtz the removed self", "the removed self"]
         for number, shards in enumerate(layout):
             share = texts[number :: len(layout)]
-            whole = [_shard(own, share[one::shards], f"{number}.{one}") for one in range(shards)]
+            whole = [shard_of(own, share[one::shards], f"{number}.{one}") for one in range(shards)]
             kept: list[Shard] = []
             for shard in whole:
                 removed = [one for one in shard[1:] if _is_removed(own, one, chooser)]
@@ -85,18 +85,6 @@ class Case:
                 needle = [*needle, chooser.randrange(self.engine.vocab_size)]
             found.append(needle)
         return found
-
-
-def _shard(tokenizer: Tokenizer, texts: list[str], name: str) -> Shard:
-    # Attribution ignores the first suffix of a shard: this one is no part of any text.
-    first = Text([0] * 100)
-    return [
-        first,
-        *(
-            Text(tokenizer.encode(text), {"of": f"{name}.{number}"})
-            for number, text in enumerate(texts)
-        ),
-    ]
 
 
 def _is_removed(tokenizer: Tokenizer, text: Text, chooser: random.Random) -> bool:

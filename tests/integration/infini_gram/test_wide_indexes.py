@@ -16,10 +16,10 @@ from app.infini_gram.declarations import Declaration
 from app.infini_gram.engine import Engine
 from app.infini_gram.indexes import Indexes
 from app.infini_gram.manifest import ManifestError
-from app.infini_gram.tokenizer import Tokenizer, open_tokenizer
+from app.infini_gram.tokenizer import open_tokenizer
 from tests import brute_attribution
 from tests.brute_attribution import Corpus
-from tests.index_files import Shard, Text, write_index
+from tests.index_files import Shard, Text, shard_of, write_index
 from tests.indexes import DEMO_TOKENIZER, build_index, some_texts, wide_tokenizer
 
 WIDTHS = {"u16": 2, "u32": 4}
@@ -53,18 +53,12 @@ def opened(
     for number, shards in enumerate(LAYOUTS[request.param]):
         paths.append(directory / str(number))
         share = texts[number :: len(LAYOUTS[request.param])]
-        made = [_shard(own, share[shard::shards], f"{number}.{shard}") for shard in range(shards)]
+        made = [shard_of(own, share[shard::shards], f"{number}.{shard}") for shard in range(shards)]
         write_index(paths[-1], made, own)
         ordered += [made[shard] for shard in sorted(range(shards), key=str)]
     declaration = Declaration("corpus", paths[0], str(tokenizer), more_paths=tuple(paths[1:]))
     engine = Engine(declaration)
     return engine, Corpus(ordered, WIDTHS[engine.token_dtype])
-
-
-def _shard(tokenizer: Tokenizer, texts: list[str], name: str) -> Shard:
-    # Attribution ignores the first suffix of a shard: this one is no part of any text.
-    first = Text([0] * 100)
-    return [first, *(Text(tokenizer.encode(text), {"of": f"{name}.{text}"}) for text in texts)]
 
 
 def _needles(corpus: Corpus, count: int, engine: Engine) -> list[list[int]]:
