@@ -83,25 +83,36 @@ JOIN {_CONTEXT} ORDER BY r.id DESC
 """
 
 # Results are locked in the order of ids, as all lock them. An attribution is no text. A text that is
-# not to be stored leaves no words behind, and none does where the search is off.
+# not to be stored leaves no words behind, and none does where the search is off. The words of a context
+# are found once for all of its results: parsing a long one takes longer than all else.
 _INDEX = f"""
 WITH held AS MATERIALIZED (
   SELECT id FROM results WHERE id = ANY($1::uuid[]) AND state <> 'pending'
   ORDER BY id FOR KEY SHARE {{wait}}
-), marked AS (
-  INSERT INTO result_search (result_id, team_id, in_usage, words)
-  SELECT r.id, r.team_id, true,
-    CASE WHEN r.kind = 'generation' AND r.store AND r.erased_at IS NULL AND c.erased_at IS NULL
-      AND {is_searchable_sql("r.team_id", "$5")}
-    THEN to_tsvector('simple', concat_ws(E'\\n',
+), ended AS MATERIALIZED (
+  SELECT e.ids, e.teams, e.words,
+    CASE WHEN e.is_searched AND c.erased_at IS NULL THEN to_tsvector('simple',
       left(coalesce(c.content, (SELECT string_agg(m ->> 'content', E'\\n' ORDER BY place)
         FROM jsonb_array_elements(
-          CASE jsonb_typeof(c.messages) WHEN 'array' THEN c.messages END) WITH ORDINALITY AS i(m, place))), $2),
-      left(r.output, $2), left(r.error_message, $2)))
-      || array_to_tsvector(ARRAY['{TEAM_MARK}' || encode(convert_to(r.team_id, 'UTF8'), 'hex')])
-    END
-  FROM results r JOIN contexts c ON c.id = r.context_id
-  WHERE r.id = ANY (ARRAY(SELECT id FROM held)) ORDER BY r.id
+          CASE jsonb_typeof(c.messages) WHEN 'array' THEN c.messages END) WITH ORDINALITY AS i(m, place)), ''), $2))
+    END AS context_words
+  FROM (
+    SELECT context_id, array_agg(id) AS ids, array_agg(team_id) AS teams, array_agg(words) AS words,
+      count(words) > 0 AS is_searched
+    FROM (
+      SELECT r.context_id, r.id, r.team_id,
+        CASE WHEN r.kind = 'generation' AND r.store AND r.erased_at IS NULL
+          AND {is_searchable_sql("r.team_id", "$5")}
+        THEN to_tsvector('simple', concat_ws(E'\\n', left(r.output, $2), left(r.error_message, $2)))
+          || array_to_tsvector(ARRAY['{TEAM_MARK}' || encode(convert_to(r.team_id, 'UTF8'), 'hex')])
+        END AS words
+      FROM results r WHERE r.id = ANY (ARRAY(SELECT id FROM held))) r
+    GROUP BY context_id) e
+  JOIN contexts c ON c.id = e.context_id
+), marked AS (
+  INSERT INTO result_search (result_id, team_id, in_usage, words)
+  SELECT r.id, r.team_id, true, e.context_words || r.words
+  FROM ended e CROSS JOIN LATERAL unnest(e.ids, e.teams, e.words) AS r(id, team_id, words) ORDER BY r.id
   ON CONFLICT DO NOTHING RETURNING result_id
 ), dismissed AS (
   DELETE FROM undigested_results

@@ -15,6 +15,7 @@ from app.core.settings import Settings
 from app.queue.depth import QueueDepth
 from app.results import indexer as digest_module
 from app.results.indexer import ResultIndexer
+from app.results.search import team_word
 from app.results.stats import histogram
 from tests.conftest import Service, connect, migrate
 from tests.integration.support import finish, send, until
@@ -103,6 +104,29 @@ async def test_what_is_not_to_be_stored_leaves_no_words(
     assert await found(connection, "secret") == list(kept)
     assert await connection.fetchval("SELECT count(*) FROM result_search WHERE words IS NULL") == 2
     assert await connection.fetchval(COUNTED) == 3
+
+
+async def test_results_of_one_context_each_have_its_words_and_their_own(
+    digest: ResultIndexer, connection: asyncpg.Connection
+) -> None:
+    """The words of the context are found once, and each result has them, with places as in one text."""
+    first, second, hidden, *others = await add(connection, 5, prompt="a shared prompt")
+    await connection.execute("UPDATE results SET output = 'one answer' WHERE id = $1", first)
+    await connection.execute("UPDATE results SET output = 'another answer' WHERE id = $1", second)
+    await connection.execute("UPDATE results SET store = false WHERE id = $1", hidden)
+    await add(connection, prompt="a foreign prompt", output="one answer")
+    await digest.index()
+    shown = [first, second, *others]
+    assert sorted(await found(connection, '"shared prompt"')) == sorted(shown)
+    assert await found(connection, '"prompt one answer" shared') == [first]
+    assert await found(connection, '"prompt another answer"') == [second]
+    assert await connection.fetchval(COUNTED) == 6
+    assert await connection.fetchval(
+        """SELECT bool_and(words = to_tsvector('simple', concat_ws(E'\\n', c.content, r.output))
+             || array_to_tsvector(ARRAY[$1])) FROM result_search s
+           JOIN results r ON r.id = s.result_id JOIN contexts c ON c.id = r.context_id WHERE r.store""",
+        team_word("default"),
+    )
 
 
 async def test_words_go_with_the_result_and_with_its_context(
