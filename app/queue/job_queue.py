@@ -29,7 +29,7 @@ from app.queue.finish import AttemptEnd, ResultWaiters
 from app.queue.live_text import Notification
 from app.queue.progress import Chunk, append_chunks, chunk_bytes
 from app.queue.result_size import UNBOUNDED
-from app.queue.table_statistics import analyze_first_rows
+from app.queue.table_statistics import analyze_growth
 from app.queue.team_limits import TeamLimits
 from app.queue.terminal_state import MAX_BATCH
 
@@ -257,8 +257,8 @@ class JobQueue:
     async def clock(self) -> float:
         return await self._database.run(rescue.clock)
 
-    async def analyze_first_rows(self) -> bool:
-        return await self._database.run(analyze_first_rows)
+    async def analyze_growth(self) -> bool:
+        return await self._database.run(analyze_growth)
 
     async def _repeat(self, change_some: Callable[[Connection], Awaitable[int]]) -> int:
         total = 0

@@ -35,15 +35,15 @@ class Maintenance:
         self._connected_since: float | None = None
         self._looked_at = 0.0
         self._clock_ahead = 0.0  # the database's, of our monotonic one
-        self._has_statistics = False
+        self._is_large = False  # the table of results: autovacuum keeps its statistics
 
     async def run(self) -> None:
         await PollingLoop("maintenance", self._look, seconds=_PERIOD_SECONDS).run()
 
     async def _look(self) -> None:
         since, self._connected_since = self._connected_since, None  # if an error ends this look
-        if not self._has_statistics:
-            self._has_statistics = await self._queue.analyze_first_rows()
+        if not self._is_large:
+            self._is_large = await self._queue.analyze_growth()
         expired = await self._queue.expire()
         if expired:
             logger.info("%d results passed their deadline", expired, extra={"action": "expired"})

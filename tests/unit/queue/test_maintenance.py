@@ -30,7 +30,7 @@ class Queue:
         self.rescued_at: list[float] = []
         self.cancelled_at: list[float] = []
 
-    async def analyze_first_rows(self) -> bool:
+    async def analyze_growth(self) -> bool:
         return True
 
     async def expire(self) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from app.batches.work import BatchWork
 from app.core.errors import NotFoundError
@@ -50,6 +51,11 @@ class Queue:
 
 
 Work = Callable[[Queue], Awaitable[None]]
+
+
+def running(queue: Queue) -> Sequence[UUID]:
+    """Running results; unknown ids if there are none, so that the same statements are planned."""
+    return queue.ids.running[:BATCH] or [new_id() for _ in range(BATCH)]
 
 
 def new_results(
@@ -138,7 +144,7 @@ async def _claim_suspects(queue: Queue) -> None:
 
 
 async def _append(queue: Queue) -> None:
-    chunks = [Chunk(one, 1, 90, "text", 1, 1) for one in queue.ids.running[:BATCH]]
+    chunks = [Chunk(one, 1, 90, "text", 1, 1) for one in running(queue)]
     await queue.jobs.append(queue.ids.worker, chunks)
 
 
@@ -157,7 +163,7 @@ def _end(outcome: AttemptOutcome, *, reads: bool = False, attributes: bool = Fal
         await batcher.submit_all(
             [
                 AttemptEnd(one, 1, outcome, output="x", has_attribution=attributes)
-                for one in queue.ids.running[:BATCH]
+                for one in running(queue)
             ]
         )
 
@@ -181,7 +187,7 @@ async def _expire(queue: Queue) -> None:
 
 
 async def _cancel(queue: Queue) -> None:
-    await queue.jobs.cancel(TEAM, id=queue.ids.running[0] if queue.ids.running else new_id())
+    await queue.jobs.cancel(TEAM, id=running(queue)[0])
     await queue.jobs.cancel_ids(TEAM, [*queue.ids.waiting[:BATCH], *queue.ids.running[:BATCH]])
 
 
@@ -190,13 +196,12 @@ async def _owned(queue: Queue) -> None:
 
 
 async def _read(queue: Queue) -> None:
-    for one in (*queue.ids.ended[:1], *queue.ids.running[:1]):
+    for one in (*queue.ids.ended[:1], running(queue)[0]):
         await queue.results.get(TEAM, one)
 
 
 async def _text_since(queue: Queue) -> None:
-    for one in queue.ids.running[:1]:
-        await queue.results.text_since(one, 1, 20, continues=True)
+    await queue.results.text_since(running(queue)[0], 1, 20, continues=True)
 
 
 async def _depth(queue: Queue) -> None:
@@ -229,7 +234,7 @@ async def _digest(queue: Queue) -> None:
 
 async def _retain(queue: Queue) -> None:
     """Two pages of the oldest results are due."""
-    oldest = created_at(queue.ids.ended[300]) if queue.ids.ended else datetime.now(UTC)
+    oldest = created_at(queue.ids.ended[:301][-1]) if queue.ids.ended else datetime.now(UTC)
 
     async def clock() -> datetime:
         return datetime.now(UTC)

@@ -7,6 +7,7 @@ from functools import partial
 
 import asyncpg
 
+from app.queue.job_queue import JobQueue
 from tests.conftest import connect, make_settings, own_database
 from tests.integration.queue.plans.explaining import ExplainingDatabase
 from tests.integration.queue.plans.full_queue import (
@@ -91,7 +92,7 @@ async def full_databases(server: PostgresServer, template: str) -> AsyncIterator
 class State:
     """`change` makes it of a copy of a database.
 
-    `is_planned`: the session makes its plans, and then many results come.
+    `is_planned`: the session makes its plans, then many results come, and maintenance looks.
     """
 
     name: str
@@ -115,6 +116,7 @@ async def queue_in(state: State, databases: Databases) -> AsyncIterator[Queue]:
                 if state.is_planned:
                     await _make_plans(Queue(database, settings, await find_ids(connection)))
                     await fill_waiting(connection, BURST)
+                    await JobQueue(database, settings).analyze_growth()
                 yield Queue(database, settings, await find_ids(connection))
 
 
@@ -159,6 +161,16 @@ def _executed(*statements: str) -> Change:
     return change
 
 
+def _first_rows(count: int) -> Change:
+    """So many results have ended, and were analysed."""
+
+    async def change(connection: asyncpg.Connection, _: Databases) -> None:
+        await fill_ended(connection, count)
+        await connection.execute(_ANALYZE)
+
+    return change
+
+
 async def _vacuumed_queues(connection: asyncpg.Connection, _: Databases) -> None:
     """VACUUM leaves the pages of an emptied queue, and records that no row is in them."""
     queues = [row["relname"] for row in await connection.fetch(_SIZES_OF_QUEUES)]
@@ -179,7 +191,9 @@ STATES: Sequence[State] = (
     _Unsized("recorded as one row", "full", _recorded(_same(1, 1.0))),
     State("queues vacuumed while empty", "full", _vacuumed_queues),
     State("recorded as a billion rows", "full", _recorded(_same(10_000_000, 1e9))),
-    _Unsized("planned while empty", "empty", _executed(), is_planned=True),
-    _Unsized("planned while empty, analysed", "empty", _executed(_ANALYZE), is_planned=True),
+    State("planned while empty", "empty", _executed(), is_planned=True),
+    State("planned while empty, analysed", "empty", _executed(_ANALYZE), is_planned=True),
+    State("planned with one row, analysed", "empty", _first_rows(1), is_planned=True),
+    State("planned with forty rows, analysed", "empty", _first_rows(40), is_planned=True),
     State("planned while idle", "idle", _executed(), is_planned=True),
 )
