@@ -6,10 +6,11 @@ import sys
 # A thread that works on a text keeps the interpreter's lock for so long while the event loop waits for it
 # (5 ms by default), which it does after every system call.
 _SWITCH_SECONDS = 0.0005
-# New objects until a collection of each generation; by default 700, 7,000 and 70,000. A full one visits all
-# objects while the event loop is blocked: 100 ms beside a thousand streams. Requests make no cycles, so
+# New objects until a collection of the first generation, its collections until one of the second, and those of
+# the second until a full one; by default 700, 10 and 10. The event loop is blocked while a collection visits all
+# objects of its generation: ten thousand take 5 ms of a busy processor. Requests make no cycles, so
 # reference counts free nearly everything.
-_COLLECTIONS = (10_000, 10, 25)
+_COLLECTIONS = (2_000, 5, 500)
 
 
 def settle() -> None:
