@@ -25,7 +25,9 @@ Statement = Callable[[Connection, Sequence[T], bool], Awaitable[Sequence[R]]]
 
 # Text of one statement: 0.1 s of PostgreSQL's work, and some copies of it on both sides.
 MAX_STATEMENT_BYTES = 8 * 2**20
-_SMALL_BYTES, _SMALL_ITEMS = 65_536, 32  # a few milliseconds of PostgreSQL's work
+# Bytes and items of a group in each lane but the last. In the first, a group is a fraction of a millisecond
+# of PostgreSQL's work, in the second a few milliseconds.
+_BOUNDS = ((4_096, 8), (65_536, 32))
 
 _TIMEOUT_ERRORS = (TimeoutError, asyncpg.QueryCanceledError)
 _MAX_TIMEOUTS = 2  # of a batch; then its groups are sent one by one
@@ -65,7 +67,8 @@ class Batcher(Generic[T, R]):
     its data is split until only the group at fault gets the error. Groups of a statement that timed
     out twice are sent one by one; one that times out again lets the others go first.
 
-    Large groups have statements of their own, at the same time: small ones do not wait for them.
+    Groups have lanes by their size, each with a statement at a time: small ones do not wait for
+    larger ones, of whatever number.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class Batcher(Generic[T, R]):
         self._retry_seconds = retry_seconds
         self._size = size
         self._sizes = metrics.BATCH_SIZE.of(statement.__name__.strip("_"))
-        self._small, self._large = _Lane(self), _Lane(self)
+        self._lanes = [_Lane(self) for _ in range(len(_BOUNDS) + 1)]
 
     async def submit(self, item: T) -> R:
         """Commit one item together with all that wait; return its answer."""
@@ -93,14 +96,13 @@ class Batcher(Generic[T, R]):
     async def submit_all(self, items: Sequence[T], *, in_line: bool = False) -> Sequence[R]:
         """Commit them in one statement. `in_line`: not beside another statement, however large."""
         group: _Group[T, R] = _Group(items, self._size(items))
-        is_large = group.size > _SMALL_BYTES or len(items) > _SMALL_ITEMS
-        is_apart = is_large and not in_line
-        return await (self._large if is_apart else self._small).submit(group)
+        beyond = (group.size > size or len(items) > count for size, count in _BOUNDS)
+        return await self._lanes[0 if in_line else sum(beyond)].submit(group)
 
     async def close(self) -> None:
         """Stop: waiting items are dropped, a running statement may still be committed."""
-        await self._small.close()
-        await self._large.close()
+        for lane in self._lanes:
+            await lane.close()
 
 
 class _Lane(Generic[T, R]):

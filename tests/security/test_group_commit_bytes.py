@@ -13,7 +13,6 @@ from app.core.database import Connection, Database
 from app.core.errors import InvalidRequestError
 from app.core.group_commit import (
     _MAX_LONE_TIMEOUTS,
-    _SMALL_ITEMS,
     MAX_STATEMENT_BYTES,
     Batcher,
     StatementTimeoutError,
@@ -78,41 +77,38 @@ async def test_a_statement_is_bounded_by_bytes(bench: Bench) -> None:
     assert len(statement.batches) == 5
 
 
-async def test_a_small_item_waits_for_no_large_one(bench: Bench) -> None:
-    """The statement of the large one is under way until the small one is committed."""
+@pytest.mark.parametrize(
+    ("small", "large"),
+    [
+        ([1], [5_000]),
+        ([4_096], [65_536]),
+        ([1], [2 * MEBIBYTE]),
+        ([65_536], [65_537]),
+        ([1] * 8, [1] * 9),
+        ([1] * 32, [1] * 33),
+        ([1] * 8, [1] * 33),
+    ],
+)
+async def test_a_group_waits_for_no_larger_one(
+    bench: Bench, small: list[int], large: list[int]
+) -> None:
+    """The statements of ten larger ones are under way until the small one is committed."""
     is_small_committed = asyncio.Event()
 
     async def sizes(connection: Connection, items: Sequence[int], _resent: bool) -> Sequence[int]:
-        if max(items) > MEBIBYTE:
+        if len(items) != len(small) or max(items) > max(small):
             await is_small_committed.wait()
         return items
 
     batcher: Batcher[int, int] = Batcher(
-        bench.database, sizes, max_items=100, retry_seconds=5, size=sum
+        bench.database, sizes, max_items=1, retry_seconds=5, size=sum
     )
-    large = asyncio.create_task(batcher.submit(2 * MEBIBYTE))
+    waiting = [asyncio.create_task(batcher.submit_all(large)) for _ in range(10)]
     await asyncio.sleep(0)
-    assert await batcher.submit(1) == 1
+    async with asyncio.timeout(10):
+        assert await batcher.submit_all(small) == small
     is_small_committed.set()
-    assert await large == 2 * MEBIBYTE
-    await batcher.close()
-
-
-async def test_a_small_group_waits_for_no_group_of_many(bench: Bench) -> None:
-    is_small_committed = asyncio.Event()
-
-    async def count(_connection: Connection, items: Sequence[int], _resent: bool) -> Sequence[int]:
-        if len(items) > _SMALL_ITEMS:
-            await is_small_committed.wait()
-        return items
-
-    batcher: Batcher[int, int] = Batcher(bench.database, count, max_items=100, retry_seconds=5)
-    many = asyncio.create_task(batcher.submit_all(range(_SMALL_ITEMS + 1)))
-    await asyncio.sleep(0)
-    few = list(range(_SMALL_ITEMS))
-    assert list(await batcher.submit_all(few)) == few
-    is_small_committed.set()
-    assert len(await many) == _SMALL_ITEMS + 1
+    assert await asyncio.gather(*waiting) == [large] * 10
     await batcher.close()
 
 
@@ -122,7 +118,7 @@ async def test_a_large_item_in_line_shares_no_time_with_another(bench: Bench) ->
     async def sizes(connection: Connection, items: Sequence[int], _resent: bool) -> Sequence[int]:
         under_way.append(1)
         assert len(under_way) == 1
-        await connection.execute("SELECT 1")
+        await asyncio.sleep(0.1)  # another lane would begin meanwhile
         under_way.clear()
         return items
 
