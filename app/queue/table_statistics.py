@@ -23,7 +23,7 @@ async def analyze_growth(connection: Connection) -> bool:
 
     All sessions plan again after this. Autovacuum is enough for a large table.
     """
-    state = await connection.fetchrow(_STATE)
+    (state,) = await connection.fetch(_STATE)
     if state["has_grown"]:
         await connection.execute("ANALYZE (SKIP_LOCKED) results")
     return bool(state["is_large"])
