@@ -68,7 +68,7 @@ class Batcher(Generic[T, R]):
     out twice are sent one by one; one that times out again lets the others go first.
 
     Groups have lanes by their size, each with a statement at a time: small ones do not wait for
-    larger ones, of whatever number.
+    larger ones, however many there are.
     """
 
     def __init__(
