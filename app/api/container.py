@@ -32,7 +32,7 @@ from app.queue.budgets import BudgetGuard
 from app.queue.depth import QueueDepth
 from app.queue.idempotency import IdempotencyKeys
 from app.queue.job_queue import JobQueue
-from app.queue.maintenance import Maintenance, remove_expired
+from app.queue.maintenance import Maintenance, keep_statistics, remove_expired
 from app.queue.position import QueuePositions
 from app.queue.team_limits import TeamLimits
 from app.results.contexts import ContextStore
@@ -191,6 +191,7 @@ async def background(
         "budgets": services.budgets.run(),
         "api_process": services.api_process.run(),
         "maintenance": Maintenance(services.queue, services.settings).run(),
+        "statistics": keep_statistics(services.queue),
         "jobs": JobKeeper(services.database).run(),
         "expired": remove_expired(
             [

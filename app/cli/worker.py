@@ -23,7 +23,7 @@ from app.core.tracing import tracing
 from app.core.waiting import cancel_all
 from app.infini_gram.process import AttributionFailedError, EngineDiedError
 from app.queue.job_queue import JobQueue
-from app.queue.maintenance import Maintenance
+from app.queue.maintenance import Maintenance, keep_statistics
 from app.queue.team_limits import TeamLimits
 from app.results.store import ResultStore
 from app.results.streams.hub import StreamHub
@@ -128,6 +128,7 @@ async def _attribute(settings: Settings, file: Path, index: str, engines: int) -
             "listener": listener.run(),
             "limits": limits.run(),
             "maintenance": Maintenance(queue, settings).run(),
+            "statistics": keep_statistics(queue),
         }
         if settings.metrics_port is not None:
             parts["metrics"] = MetricsServer(

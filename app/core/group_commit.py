@@ -97,7 +97,11 @@ class Batcher(Generic[T, R]):
         """Commit them in one statement. `in_line`: not beside another statement, however large."""
         group: _Group[T, R] = _Group(items, self._size(items))
         beyond = (group.size > size or len(items) > count for size, count in _BOUNDS)
-        return await self._lanes[0 if in_line else sum(beyond)].submit(group)
+        lane = self._lanes[0 if in_line else sum(beyond)]
+        try:
+            return await lane.submit(group)
+        finally:
+            del group  # the traceback of an error holds this frame: a cycle, with its texts
 
     async def close(self) -> None:
         """Stop: waiting items are dropped, a running statement may still be committed."""
@@ -120,7 +124,10 @@ class _Lane(Generic[T, R]):
             self._runner = asyncio.create_task(
                 self._run(), name=f"lane {self._batcher._statement.__name__}", context=Context()
             )
-        return await group.answer
+        try:
+            return await group.answer
+        finally:
+            del group
 
     async def close(self) -> None:
         self._waiting.clear()
@@ -139,8 +146,7 @@ class _Lane(Generic[T, R]):
                 else:
                     await self._commit_alone(batch[0], batch[0].retry)
             except BaseException as error:
-                for group in batch:
-                    group.fail(error)
+                _fail(batch, error)
                 if isinstance(error, asyncio.CancelledError):
                     self._runner = None
                     raise
@@ -172,8 +178,9 @@ class _Lane(Generic[T, R]):
                 if len(batch) == 1:
                     raise
             middle = len(batch) // 2
-            await _apart(batch[:middle], self._commit(batch[:middle], resent=resent))
-            return await _apart(batch[middle:], self._commit(batch[middle:], resent=resent))
+            for half in (batch[:middle], batch[middle:]):
+                await _apart(half, self._commit(half, resent=resent))
+            return None
         for group in batch:
             await _apart([group], self._commit_alone(group, retry))
         return None
@@ -215,12 +222,18 @@ class _Lane(Generic[T, R]):
         return True
 
 
-async def _apart(batch: Sequence[_Group[T, R]], committed: Awaitable[None]) -> None:
+async def _apart(batch: list[_Group[T, R]], committed: Awaitable[None]) -> None:
     try:
         await committed
     except Exception as error:  # noqa: BLE001 - the others must not see it
-        for group in batch:
-            group.fail(error)
+        _fail(batch, error)
+
+
+def _fail(batch: list[_Group[T, R]], error: BaseException) -> None:
+    """Give the groups the error, and empty the list: the error's traceback holds frames that have it."""
+    for group in batch:
+        group.fail(error)
+    batch.clear()
 
 
 def _resolve(batch: Sequence[_Group[T, R]], answers: Sequence[R]) -> None:

@@ -257,8 +257,8 @@ class JobQueue:
     async def clock(self) -> float:
         return await self._database.run(rescue.clock)
 
-    async def analyze_growth(self) -> bool:
-        return await self._database.run(analyze_growth)
+    async def analyze_growth(self) -> None:
+        await self._database.run(analyze_growth)
 
     async def _repeat(self, change_some: Callable[[Connection], Awaitable[int]]) -> int:
         total = 0

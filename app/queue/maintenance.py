@@ -35,15 +35,12 @@ class Maintenance:
         self._connected_since: float | None = None
         self._looked_at = 0.0
         self._clock_ahead = 0.0  # the database's, of our monotonic one
-        self._is_large = False  # the table of results: autovacuum keeps its statistics
 
     async def run(self) -> None:
         await PollingLoop("maintenance", self._look, seconds=_PERIOD_SECONDS).run()
 
     async def _look(self) -> None:
         since, self._connected_since = self._connected_since, None  # if an error ends this look
-        if not self._is_large:
-            self._is_large = await self._queue.analyze_growth()
         expired = await self._queue.expire()
         if expired:
             logger.info("%d results passed their deadline", expired, extra={"action": "expired"})
@@ -64,6 +61,11 @@ class Maintenance:
                 text = "%d results of lost API processes were cancelled"
                 logger.warning(text, cancelled, extra={"action": "abandoned"})
         self._connected_since = since
+
+
+async def keep_statistics(queue: JobQueue) -> None:
+    """Have the statistics of the queue's table follow its growth; a long analysis must not delay a rescue."""
+    await PollingLoop("statistics", queue.analyze_growth, seconds=_PERIOD_SECONDS).run()
 
 
 async def remove_expired(removals: Sequence[Callable[[], Awaitable[object]]]) -> None:

@@ -6,24 +6,25 @@ most. Until then a plan that was made for a table of some rows would read all of
 
 from app.core.database import Connection
 
-_LARGE_PAGES = 1_000  # plans for as many serve any size
+_SMALL_PAGES = 1_000  # more are planned for as any number
 _GROWTH = 4  # times
+_CHANGES = 3  # of a result: its insertion, its start and its end
+_FEW_ROWS = 50  # which every plan serves
 
-# The first rows of a table may come into a page that it already had.
-_STATE = f"""
-SELECT relpages >= {_LARGE_PAGES} AS is_large,
-  pg_relation_size(oid) / current_setting('block_size')::int > {_GROWTH} * relpages
-    OR reltuples < 1 AND EXISTS (SELECT FROM results) AS has_grown
+# New rows may come into pages that the table already had. Only the owner may analyse it.
+_HAS_GROWN = f"""
+SELECT (relpages < {_SMALL_PAGES}
+    AND pg_relation_size(oid) / current_setting('block_size')::int > {_GROWTH} * relpages::bigint
+  OR pg_stat_get_mod_since_analyze(oid) > {_GROWTH * _CHANGES} * greatest(reltuples, {_FEW_ROWS})
+  OR reltuples < 1 AND EXISTS (SELECT FROM results)) AND pg_has_role(relowner, 'USAGE')
 FROM pg_class WHERE oid = 'results'::regclass
 """
 
 
-async def analyze_growth(connection: Connection) -> bool:
-    """Analyse `results` if it has grown to a multiple of its last known size; whether it is large.
+async def analyze_growth(connection: Connection) -> None:
+    """Analyse `results` if it has grown to a multiple of its last known size.
 
-    All sessions plan again after this. Autovacuum is enough for a large table.
+    All sessions plan again after this.
     """
-    (state,) = await connection.fetch(_STATE)
-    if state["has_grown"]:
+    if await connection.fetchval(_HAS_GROWN):
         await connection.execute("ANALYZE (SKIP_LOCKED) results")
-    return bool(state["is_large"])

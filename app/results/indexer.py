@@ -106,9 +106,10 @@ WITH held AS MATERIALIZED (
         THEN to_tsvector('simple', concat_ws(E'\\n', left(r.output, $2), left(r.error_message, $2)))
           || array_to_tsvector(ARRAY['{TEAM_MARK}' || encode(convert_to(r.team_id, 'UTF8'), 'hex')])
         END AS words
-      FROM results r WHERE r.id = ANY (ARRAY(SELECT id FROM held))) r
+      FROM results r WHERE r.id = ANY (ARRAY(SELECT id FROM held))
+      OFFSET 0) r  -- or each use of its words would find them again
     GROUP BY context_id) e
-  JOIN contexts c ON c.id = e.context_id
+  CROSS JOIN LATERAL (SELECT * FROM contexts WHERE id = e.context_id OFFSET 0) c
 ), marked AS (
   INSERT INTO result_search (result_id, team_id, in_usage, words)
   SELECT r.id, r.team_id, true, e.context_words || r.words

@@ -1,7 +1,9 @@
 """Statements that several requests share: bounded by bytes; one that times out stops no other."""
 
 import asyncio
+import gc
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -128,6 +130,37 @@ async def test_a_large_item_in_line_shares_no_time_with_another(bench: Bench) ->
     items = [2 * MEBIBYTE, 1, 3 * MEBIBYTE, 2]
     answers = await asyncio.gather(*(batcher.submit_all([one], in_line=True) for one in items))
     assert answers == [[one] for one in items]
+    await batcher.close()
+
+
+class Text:
+    """An item, which weak references may follow."""
+
+
+async def test_a_failed_statement_leaves_no_text_for_the_garbage_collector(bench: Bench) -> None:
+    """Collections are rare: with the service's settings, minutes may pass until one frees a cycle."""
+
+    async def fail(_connection: Connection, items: Sequence[Text], _resent: bool) -> Sequence[Text]:
+        raise LookupError
+
+    batcher: Batcher[Text, Text] = Batcher(bench.database, fail, max_items=100, retry_seconds=5)
+
+    async def submit() -> "weakref.ref[Text]":
+        text = Text()
+        try:
+            await batcher.submit(text)
+        except LookupError:
+            return weakref.ref(text)
+        raise AssertionError
+
+    gc.collect()
+    gc.disable()
+    try:
+        texts = await asyncio.gather(*(submit() for _ in range(3)))
+        await asyncio.sleep(0)
+        assert [text() for text in texts] == [None] * 3
+    finally:
+        gc.enable()
     await batcher.close()
 
 

@@ -3,11 +3,18 @@
 import asyncpg
 import pytest
 
-from app.queue import table_statistics
+from app.queue.table_statistics import analyze_growth
 from tests.integration.queue.queue_bench import Bench
+from tests.integration.support import until
 
 _KNOWN = "SELECT reltuples::int FROM pg_class WHERE oid = 'results'::regclass"
 _PAGES = "SELECT pg_relation_size('results') / current_setting('block_size')::int"
+_CHANGED = "SELECT pg_stat_get_mod_since_analyze('results'::regclass)"
+
+
+@pytest.fixture(autouse=True)
+async def _without_autovacuum(connection: asyncpg.Connection) -> None:
+    await connection.execute("ALTER TABLE results SET (autovacuum_enabled = off)")
 
 
 async def known_rows(connection: asyncpg.Connection) -> int:
@@ -15,13 +22,13 @@ async def known_rows(connection: asyncpg.Connection) -> int:
 
 
 async def test_the_first_rows_are_analysed(bench: Bench) -> None:
-    assert not await bench.queue.analyze_growth()
+    await bench.queue.analyze_growth()
     assert await known_rows(bench.connection) < 1
     await bench.add(3)
-    assert not await bench.queue.analyze_growth()
+    await bench.queue.analyze_growth()
     assert await known_rows(bench.connection) == 3
     await bench.add(2)
-    assert not await bench.queue.analyze_growth()
+    await bench.queue.analyze_growth()
     assert await known_rows(bench.connection) == 3
 
 
@@ -30,25 +37,19 @@ async def test_first_rows_in_a_page_of_former_ones_are_analysed(bench: Bench) ->
     await bench.connection.execute("SET session_replication_role = replica; DELETE FROM results")
     await bench.connection.execute("VACUUM (TRUNCATE off) results")
     assert await known_rows(bench.connection) == 0
-    assert not await bench.queue.analyze_growth()
+    await bench.queue.analyze_growth()
+    assert await known_rows(bench.connection) == 0
     await bench.add(2)
-    assert not await bench.queue.analyze_growth()
+    await bench.queue.analyze_growth()
     assert await known_rows(bench.connection) == 2
 
 
-async def test_a_table_is_analysed_at_each_multiple_of_its_size_until_it_is_large(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = f"relpages >= {table_statistics._LARGE_PAGES}"
-    assert large in table_statistics._STATE
-    state = table_statistics._STATE.replace(large, "relpages >= 20")
-    monkeypatch.setattr(table_statistics, "_STATE", state)
-    sizes = []
-    for _ in range(200):
+async def test_a_table_is_analysed_at_each_multiple_of_its_pages(bench: Bench) -> None:
+    sizes: list[int] = []
+    while len(sizes) < 3:
         await bench.add(10)
         before = await known_rows(bench.connection)
-        if await bench.queue.analyze_growth():
-            break
+        await bench.queue.analyze_growth()
         if await known_rows(bench.connection) > before:
             sizes.append(await bench.connection.fetchval(_PAGES))
     first, second, third = sizes
@@ -57,9 +58,47 @@ async def test_a_table_is_analysed_at_each_multiple_of_its_size_until_it_is_larg
     assert 4 * second < third < 5 * second
 
 
+async def test_rows_in_pages_that_are_free_are_growth_too(bench: Bench) -> None:
+    """As after retention has removed nearly all results, and before the next burst."""
+    connection = bench.connection
+    ids = await bench.add(400)
+    await connection.execute("SET session_replication_role = replica")
+    await connection.execute("DELETE FROM results WHERE id <> $1", ids[-1])
+    await connection.execute("VACUUM (TRUNCATE off, ANALYZE) results")
+    pages = await connection.fetchval(_PAGES)
+    await bench.add(300)
+    await bench.queue.analyze_growth()
+    assert await known_rows(connection) == 1
+    await bench.add(100)
+    await connection.execute("UPDATE results SET priority = 1")
+    assert await connection.fetchval(_PAGES) < 4 * pages
+
+    async def is_analysed() -> bool:  # sessions report their changes after a second
+        await bench.queue.analyze_growth()
+        return await known_rows(connection) == 401
+
+    await until(is_analysed)
+    assert await connection.fetchval(_CHANGED) < 401
+
+
+async def test_a_role_that_may_not_analyse_it_does_not_try(
+    bench: Bench, connection: asyncpg.Connection
+) -> None:
+    await bench.add(1)
+    await connection.execute("CREATE ROLE guest; GRANT SELECT ON results TO guest")
+    try:
+        warned: list[object] = []
+        connection.add_log_listener(lambda _, message: warned.append(message))
+        await connection.execute("SET ROLE guest")
+        await analyze_growth(connection)
+        assert warned == []
+    finally:
+        await connection.execute("RESET ROLE; DROP OWNED BY guest; DROP ROLE guest")
+
+
 async def test_a_table_that_is_being_vacuumed_is_left_alone(bench: Bench) -> None:
     await bench.add(1)
     async with bench.connection.transaction():
         await bench.connection.execute("LOCK TABLE results IN SHARE UPDATE EXCLUSIVE MODE")
-        assert not await bench.queue.analyze_growth()
+        await bench.queue.analyze_growth()
     assert await known_rows(bench.connection) < 1

@@ -30,9 +30,6 @@ class Queue:
         self.rescued_at: list[float] = []
         self.cancelled_at: list[float] = []
 
-    async def analyze_growth(self) -> bool:
-        return True
-
     async def expire(self) -> int:
         return 0
 

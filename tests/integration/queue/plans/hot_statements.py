@@ -230,6 +230,9 @@ async def _digest(queue: Queue) -> None:
         queue.database, QueueDepth(queue.database, queue.settings), queue.settings
     )
     await indexer.index()
+    if not queue.ids.running:  # nothing has ended: the statement is planned all the same
+        async with queue.database.connection() as connection:
+            await indexer._index(connection, [{"id": new_id(), "place": 0}], 100, "SKIP LOCKED")
 
 
 async def _retain(queue: Queue) -> None:
