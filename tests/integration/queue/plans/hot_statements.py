@@ -4,8 +4,10 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from uuid import UUID
+
+from asyncpg import Record
 
 from app.batches.work import BatchWork
 from app.core.errors import NotFoundError
@@ -232,7 +234,8 @@ async def _digest(queue: Queue) -> None:
     await indexer.index()
     if not queue.ids.running:  # nothing has ended: the statement is planned all the same
         async with queue.database.connection() as connection:
-            await indexer._index(connection, [{"id": new_id(), "place": 0}], 100, "SKIP LOCKED")
+            rows = cast("list[Record]", [{"id": new_id(), "place": 0}])
+            await indexer._index(connection, rows, 100, "SKIP LOCKED")
 
 
 async def _retain(queue: Queue) -> None:
