@@ -8,14 +8,14 @@ from app.core.database import Connection
 
 _SMALL_PAGES = 1_000  # more are planned for as any number
 _GROWTH = 4  # times
-_CHANGES = 3  # of a result: its insertion, its start and its end
 _FEW_ROWS = 50  # which every plan serves
 
-# New rows may come into pages that the table already had. Only the owner may analyse it.
+# New rows may come into pages that the table already had. Rows that come and go are no growth. Only the owner
+# may analyse it.
 _HAS_GROWN = f"""
 SELECT (relpages < {_SMALL_PAGES}
     AND pg_relation_size(oid) / current_setting('block_size')::int > {_GROWTH} * relpages::bigint
-  OR pg_stat_get_mod_since_analyze(oid) > {_GROWTH * _CHANGES} * greatest(reltuples, {_FEW_ROWS})
+  OR pg_stat_get_live_tuples(oid) > {_GROWTH} * greatest(reltuples, {_FEW_ROWS})
   OR reltuples < 1 AND EXISTS (SELECT FROM results)) AND pg_has_role(relowner, 'USAGE')
 FROM pg_class WHERE oid = 'results'::regclass
 """
