@@ -12,7 +12,9 @@ _INSERT = """
 INSERT INTO results (id, context_id, model_name, parameters, deadline_at)
 SELECT uuidv7(), uuidv7(), 'm', '{}', now() FROM generate_series(1, $1)
 """
-_REPORT = "SELECT pg_stat_force_next_flush()"  # of rows that came and went, otherwise after a second
+_REPORT = (
+    "SELECT pg_stat_force_next_flush()"  # of rows that came and went, otherwise after a second
+)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +68,9 @@ async def test_rows_in_pages_that_are_free_are_growth_too(bench: Bench) -> None:
     connection = bench.connection
     await connection.execute("SET session_replication_role = replica")
     await connection.execute(_INSERT, 400)
-    await connection.execute("DELETE FROM results WHERE id <> (SELECT id FROM results ORDER BY id DESC LIMIT 1)")
+    await connection.execute(
+        "DELETE FROM results WHERE id <> (SELECT id FROM results ORDER BY id DESC LIMIT 1)"
+    )
     await connection.execute(_REPORT)
     await connection.execute("VACUUM (TRUNCATE off, ANALYZE) results")
     pages = await connection.fetchval(_PAGES)
