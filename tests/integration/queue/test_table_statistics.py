@@ -4,7 +4,9 @@ import asyncpg
 import pytest
 
 from app.queue.table_statistics import analyze_growth
+from tests.conftest import Service
 from tests.integration.queue.queue_bench import Bench
+from tests.integration.support import until
 
 _KNOWN = "SELECT reltuples::int FROM pg_class WHERE oid = 'results'::regclass"
 _PAGES = "SELECT pg_relation_size('results') / current_setting('block_size')::int"
@@ -99,6 +101,16 @@ async def test_a_role_that_may_not_analyse_it_does_not_try(
         assert warned == []
     finally:
         await connection.execute("RESET ROLE; DROP OWNED BY guest; DROP ROLE guest")
+
+
+async def test_an_api_process_keeps_them(api: Service, connection: asyncpg.Connection) -> None:
+    await connection.execute("SET session_replication_role = replica")
+    await connection.execute(_INSERT, 3)
+
+    async def is_analysed() -> bool:
+        return await known_rows(connection) == 3
+
+    await until(is_analysed)
 
 
 async def test_a_table_that_is_being_vacuumed_is_left_alone(bench: Bench) -> None:
