@@ -172,7 +172,8 @@ async def test_each_document_counts_its_query(service: Service, is_retried: bool
         body = {"model": "ranking", "score": {}, "messages": messages}
         return await service.client.post("/results/", json=body)
 
-    path = f"/results/{(await send(50)).json()['id']}/retry"
+    ended = await read(service, (await send(50)).json()["id"], wait=30)
+    path = f"/results/{ended['id']}/retry"
     await limits.set("default", "ranking", {"tokens_per_minute": 3000})
 
     async def is_known() -> bool:
