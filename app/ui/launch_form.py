@@ -163,7 +163,7 @@ SECTIONS = (
 )
 FIELDS = (MODEL, PROFILE, TIER, CONTEXT, *(field for part in SECTIONS for field in part.fields))
 # Only for the plan.
-PLAN_NAMES = ("concurrency", "gpu_kinds", "config")
+PLAN_NAMES = ("concurrency", "gpu_kinds", "max_nodes", "config")
 NAMES = (*(field.name for field in FIELDS), *PLAN_NAMES)
 
 
@@ -198,6 +198,7 @@ def to_plan(values: Mapping[str, str]) -> dict[str, Any]:
         "minutes": launch.get("time_limit_minutes"),
         "concurrency": _value("whole", values["concurrency"].strip()) or None,
         "gpus": _words(values["gpu_kinds"]) or None,
+        "max_nodes": _value("whole", values["max_nodes"].strip()) or None,
     }
     if values["config"].strip():
         request["config"] = _object(values["config"])
@@ -215,12 +216,14 @@ def with_plan_row(
     """The form's values with the resources of a row of the plan; a time limit and a size are kept."""
     asked = row["resources"]
     minutes = min(asked["minutes"], profile["max_minutes"]) if profile else asked["minutes"]
-    sizes = [size for size in (profile["tiers"] if profile else ()) if takes(size, model)]
+    tiers = profile["tiers"] if profile else ()
+    sizes = [size for size in tiers if takes(size, model, row["nodes"])]
     # The service's own rule: the smallest that has a limit, else one that takes any.
     size = min(sizes, key=lambda one: one["max_model_size_gb"] or float("inf"), default=None)
     return {
         **values,
         "tier": values["tier"] or (size["name"] if size else ""),
+        "resources.nodes": str(row["nodes"]) if row["nodes"] > 1 else "",
         "resources.gpus": str(asked["gpus"]),
         "resources.cpus": str(asked["cpu_cores"]),
         "resources.memory_gb": str(asked["memory_gb"]),
@@ -229,9 +232,16 @@ def with_plan_row(
     }
 
 
-def takes(size: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+def nodes_of(values: Mapping[str, str]) -> int:
+    """The nodes of a launch by the form's values; 1 for a text that is no number."""
+    number = _value("whole", values["resources.nodes"].strip())
+    return max(1, number) if isinstance(number, int) else 1
+
+
+def takes(size: Mapping[str, Any], model: Mapping[str, Any], nodes: int = 1) -> bool:
+    """True if nodes of this size have room for the model's weights."""
     most = size["max_model_size_gb"]
-    return most is None or model["disk_bytes"] / 1e9 <= most
+    return most is None or model["disk_bytes"] / nodes / 1e9 <= most
 
 
 def from_spec(spec: Mapping[str, Any]) -> dict[str, str]:

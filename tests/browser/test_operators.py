@@ -158,6 +158,35 @@ async def test_what_fits_of_a_pasted_config(page: Page) -> None:
     await expect(page.locator("#plan")).to_contain_text("llama")
 
 
+LARGE = {
+    "model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
+    "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+async def test_several_nodes_for_a_large_model(page: Page) -> None:
+    """405 billion parameters: 812 GB of weights, of which a node of 8 H100 holds 640."""
+    await page.goto("/launches/new")
+    await page.click("#config summary")
+    await page.fill("#f-config", json.dumps(LARGE))
+    await page.fill("#f-gpu_kinds", "h100-80")
+    await page.fill("#f-max_nodes", "65")
+    await page.click("button:has-text('What fits?')")
+    await expect(page.locator("#f-max_nodes-help .wrong")).to_be_visible()
+    await page.fill("#f-max_nodes", "")
+    await page.click("button:has-text('What fits?')")
+    row = page.locator("[aria-label='On which GPUs it fits'] tbody tr")
+    await expect(row).to_contain_text("does not fit")
+    await page.fill("#f-max_nodes", "4")
+    await page.click("button:has-text('What fits?')")
+    await expect(row).to_contain_text("2 nodes, each 8")
+    await page.click("button[aria-label^='Take 2 nodes, each with 8']")
+    await expect(page.locator("#f-resources-nodes")).to_have_value("2")
+    await expect(page.locator("#f-resources-gpus")).to_have_value("8")
+    await expect(page.locator("#plan ~ [role=status]")).to_contain_text("2 nodes, each with 8 H100")
+    await assert_accessible(page)
+
+
 async def test_options_of_the_engine_are_checked_and_shown(page: Page) -> None:
     await page.goto("/launches/new")
     await page.fill("#f-model", DEMO)

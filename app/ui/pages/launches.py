@@ -146,8 +146,9 @@ async def _plan(api: Api, shown: _Form, picked: str | None) -> None:
             shown.values = launch_form.with_plan_row(
                 row, shown.plan["model"], shown.values, profile
             )
+            nodes = f"{row['nodes']} nodes, each with " if row["nodes"] > 1 else ""
             shown.notice = (
-                f"Filled in for {row['gpus']} {row['title']}. The cluster chooses the kind of "
+                f"Filled in for {nodes}{row['gpus']} {row['title']}. The cluster chooses the kind of "
                 "GPU: if it has several, name one as Slurm's gres or as a constraint."
             )
 
@@ -168,7 +169,7 @@ async def _new_page(request: Request, shown: _Form) -> Response:
         wrong=dict(shown.error.fields if shown.error else ()),
         profiles=profiles,
         profile=profile,
-        sizes=_sizes(profile, shown.plan),
+        sizes=_sizes(profile, shown.plan, launch_form.nodes_of(shown.values)),
         catalogue=catalogue,
         is_operator=me.is_operator,
         form=launch_form,
@@ -191,9 +192,9 @@ def _profile(profiles: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | 
 
 
 def _sizes(
-    profile: Mapping[str, Any] | None, plan: Mapping[str, Any] | None
+    profile: Mapping[str, Any] | None, plan: Mapping[str, Any] | None, nodes: int
 ) -> list[tuple[Mapping[str, Any], str]]:
-    """The profile's sizes, each with a note whether it takes the planned model's weights."""
+    """The profile's sizes, each with a note whether nodes of it take the planned model's weights."""
     if profile is None:
         return []
     model = plan["model"] if plan else None
@@ -203,8 +204,9 @@ def _sizes(
             return "takes any"
         if model is None:
             return ""
-        is_enough = launch_form.takes(size, model)
-        return "takes it" if is_enough else f"too small for {model['disk_bytes'] / 1e9:,.1f} GB"
+        is_enough = launch_form.takes(size, model, nodes)
+        share = model["disk_bytes"] / nodes / 1e9
+        return "takes it" if is_enough else f"too small for {share:,.1f} GB"
 
     return [(size, verdict(size)) for size in profile["tiers"]]
 

@@ -14,6 +14,7 @@ from app.ui.launch_form import (
     FIELDS,
     NAMES,
     from_spec,
+    nodes_of,
     takes,
     to_launch,
     to_plan,
@@ -23,6 +24,7 @@ from app.ui.launch_form import (
 MODEL = {"disk_bytes": 40_000_000_000}
 ROW = {
     "context": 8192,
+    "nodes": 1,
     "resources": {"gpus": 2, "gres": "gpu:2", "cpu_cores": 8, "memory_gb": 64, "minutes": 70},
 }
 
@@ -72,9 +74,9 @@ def test_a_plan_asks_for_the_model_or_for_what_was_pasted() -> None:
     values = empty() | {
         "model": "org/model", "profile": "here", "engine.max_model_len": "4096",
         "engine.quantization": "fp8", "concurrency": "8", "gpu_kinds": "a100, l4",
-        "time_limit_minutes": "30",
+        "max_nodes": "4", "time_limit_minutes": "30",
     }  # fmt: skip
-    asked = {"context": 4096, "quantization": "fp8", "concurrency": 8, "gpus": ["a100", "l4"], "minutes": 30}  # fmt: skip
+    asked = {"context": 4096, "quantization": "fp8", "concurrency": 8, "gpus": ["a100", "l4"], "max_nodes": 4, "minutes": 30}  # fmt: skip
     assert to_plan(values) == asked | {"model": "org/model", "profile": "here"}
     assert to_plan(values | {"config": '{"a": 1}'}) == asked | {"config": {"a": 1}}
     parse(PlanCreate, orjson.dumps(to_plan(values)))
@@ -106,6 +108,17 @@ def test_a_row_of_the_plan_fills_the_form() -> None:
     assert with_plan_row(ROW, MODEL, empty(), None)["time_limit_minutes"] == "70"
     assert takes({"max_model_size_gb": 40}, MODEL)
     assert not takes({"max_model_size_gb": 39.9}, MODEL)
+
+
+def test_a_row_of_several_nodes_fills_the_form() -> None:
+    row = ROW | {"nodes": 3}
+    filled = with_plan_row(row, MODEL, empty(), profile(10, 14, 80))
+    assert (filled["resources.nodes"], filled["resources.gpus"]) == ("3", "2")
+    assert filled["tier"] == "14"  # each node has a third of 40 GB
+    assert nodes_of(filled) == 3
+    one = with_plan_row(ROW, MODEL, filled | {"tier": ""}, profile(14, 80))
+    assert (one["resources.nodes"], one["tier"]) == ("", "80")
+    assert [nodes_of({"resources.nodes": text}) for text in ("", "x", "0", " 2 ")] == [1, 1, 1, 2]
 
 
 def test_a_launch_can_be_asked_for_again() -> None:
