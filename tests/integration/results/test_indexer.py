@@ -28,6 +28,13 @@ SELECT id, $3, $2, 'm', '{}', now(), 'completed', $4, now(), now(), now(), 2, 3,
 FROM unnest($1::uuid[]) AS i(id)
 """
 FOUND = "SELECT result_id FROM result_search WHERE words @@ websearch_to_tsquery('simple', $1)"
+COUNTED_FIRST = "counting, pg_catalog, public"
+COUNTING = """
+CREATE SCHEMA counting
+  CREATE SEQUENCE parses;
+CREATE FUNCTION counting.to_tsvector(regconfig, text) RETURNS tsvector IMMUTABLE COST 100 LANGUAGE plpgsql
+AS 'BEGIN PERFORM nextval(''counting.parses''); RETURN pg_catalog.to_tsvector($1, $2); END';
+"""
 COUNTED = "SELECT coalesce(sum(results), 0)::int FROM minute_stats"
 
 
@@ -127,6 +134,22 @@ async def test_results_of_one_context_each_have_its_words_and_their_own(
            JOIN results r ON r.id = s.result_id JOIN contexts c ON c.id = r.context_id WHERE r.store""",
         team_word("default"),
     )
+
+
+async def test_a_context_is_parsed_once_for_all_of_its_results(
+    settings: Settings, connection: asyncpg.Connection
+) -> None:
+    """A function in the place of PostgreSQL's counts the parses; the planner sees no difference."""
+    await connection.execute(
+        f"ALTER DATABASE {settings.database_name} SET search_path = {COUNTED_FIRST}"
+    )
+    await connection.execute(COUNTING)
+    for prompt in ("a shared prompt", "another"):
+        await add(connection, 20, prompt=prompt)
+    async with Database(settings, "test") as database:
+        await ResultIndexer(database, QueueDepth(database, settings), settings).index()
+    assert len(await found(connection, "shared")) == 20
+    assert await connection.fetchval("SELECT last_value FROM counting.parses") == 2 + 40
 
 
 async def test_words_go_with_the_result_and_with_its_context(
