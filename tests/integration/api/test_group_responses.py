@@ -186,7 +186,7 @@ async def test_a_stopping_process_does_not_mark_its_refusal_as_replayed(
     settings: Settings, service: Service, connection: asyncpg.Connection
 ) -> None:
     """A client that takes a replayed error for the result's end would never read the result."""
-    slow: dict[str, Any] = {"prompt": "{{chunks=20 delay_ms=100}}", "max_tokens": 20}
+    slow: dict[str, Any] = {"prompt": "{{chunks=40 delay_ms=100}}", "max_tokens": 40}
     async with run_service(settings, with_worker=False) as stopping:
         first = asyncio.create_task(complete(service, **slow))
         await until(lambda: stored(connection))

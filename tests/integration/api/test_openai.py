@@ -100,7 +100,7 @@ async def test_chat(served: Service, client: AsyncOpenAI) -> None:
 
 async def test_a_stream_is_the_whole_answer_in_pieces(client: AsyncOpenAI) -> None:
     slow: Any = [{"role": "user", "content": "{{delay_ms=20}}"}]
-    asked: Any = {"model": "scripted", "messages": slow, "max_tokens": 6, "seed": 3}
+    asked: Any = {"model": "scripted", "messages": slow, "max_tokens": 120, "seed": 3}
     whole = await client.chat.completions.create(**asked)
     stream = await client.chat.completions.create(
         **asked, stream=True, stream_options={"include_usage": True}

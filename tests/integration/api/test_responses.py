@@ -162,7 +162,7 @@ async def test_a_background_response_is_polled(calling: Service, client: AsyncOp
 async def test_a_background_stream_is_taken_up_again_anywhere(
     tool_settings: Settings, calling: Service, client: AsyncOpenAI
 ) -> None:
-    stream = await ask(client, "{{chunks=60 delay_ms=20}} ü🙂", background=True, stream=True)
+    stream = await ask(client, "{{chunks=150 delay_ms=20}} ü🙂", background=True, stream=True)
     events = []
     async for one in stream:
         events.append(one)
@@ -270,7 +270,9 @@ async def test_a_client_that_leaves_takes_its_response_with_it(
         ({"background": True, "stream": True}, {}, "completed"),
         ({"background": True, "stream": True}, {"X-On-Disconnect": "cancel"}, "completed"),
     ):
-        body = {"model": "scripted", "input": "{{chunks=60 delay_ms=25}}"} | members
+        chunks = 400 if state == "failed" else 60
+        script = f"{{{{chunks={chunks} delay_ms=25}}}}"
+        body = {"model": "scripted", "input": script} | members
 
         async def leave(body: Any = body, headers: Any = headers) -> None:
             async with calling.client.stream(

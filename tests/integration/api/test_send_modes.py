@@ -33,7 +33,7 @@ def id_of(response: httpx.Response) -> str:
 async def test_answered_by_its_stream(one: Service, path: str) -> None:
     saved = await one.client.post("/contexts/", json={"content": script(20)})
     path = path.format(saved.json()["id"])
-    content = body(20) if path == "/results/" else None
+    content = body(150, 0.02) if path == "/results/" else None
     reader = Reader()
     async with aconnect_sse(one.client, "POST", path, json=content, headers=STREAM) as source:
         async for event in source.aiter_sse():
@@ -103,7 +103,7 @@ async def test_no_more_streams_than_allowed_when_all_send_at_once(settings: Sett
     async with serve(small, with_worker=True) as service:
 
         async def status() -> int:
-            answer = await service.client.post("/results/", json=body(20, 0.02), headers=STREAM)
+            answer = await service.client.post("/results/", json=body(150, 0.02), headers=STREAM)
             return answer.status_code
 
         statuses = await asyncio.gather(*(status() for _ in range(12)))
@@ -212,7 +212,7 @@ async def test_staying_to_the_end_cancels_nothing(one: Service) -> None:
 
 
 async def test_etags(one: Service) -> None:
-    sent = await send(one, script(60, 0.02))
+    sent = await send(one, script(150, 0.03))
     path = f"/results/{sent['id']}"
 
     async def is_running() -> str | None:

@@ -51,7 +51,7 @@ async def test_the_text_is_raw_and_stored(service: Service, path: str) -> None:
 
 async def test_the_text_comes_in_chunks(settings: Settings) -> None:
     async with serve(settings, with_worker=True) as service:
-        body = {"text": "hi {{chunks=6 delay_ms=60}}"}
+        body = {"text": "hi {{chunks=50 delay_ms=60}}"}
         async with service.client.stream("POST", ROUTE, json=body) as answer:
             assert answer.headers["transfer-encoding"] == "chunked"
             chunks = [chunk async for chunk in answer.aiter_text()]

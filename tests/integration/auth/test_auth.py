@@ -374,7 +374,7 @@ async def test_an_expired_key(closed: Service, connection: asyncpg.Connection) -
     answer = await closed.client.get("/results/", headers=bearer(old.text))
     assert "expired" in assert_problem(answer, 401, "invalid_token")["detail"]
     # The cache does not extend its validity.
-    soon = await closed.services.tokens.create("red", lifetime=timedelta(seconds=1))
+    soon = await closed.services.tokens.create("red", lifetime=timedelta(seconds=5))
     assert await status(closed, soon.text) == 200
 
     async def is_over() -> bool:

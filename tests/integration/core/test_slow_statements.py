@@ -10,13 +10,13 @@ from app.core.database import Database
 from app.core.settings import Settings
 
 NAP = "SELECT count(pg_sleep($1::float8)) FROM workers WHERE host = $2"
-LONG, SECRET = 0.06, "a-secret-value"
+LONG, SECRET = 0.6, "a-secret-value"
 
 
 @pytest.fixture
 def quick(settings: Settings) -> Settings:
-    """Statements of 50 ms are slow."""
-    return settings.model_copy(update={"slow_statement_seconds": 0.05})
+    """Statements of half a second are slow."""
+    return settings.model_copy(update={"slow_statement_seconds": 0.5})
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -63,7 +63,7 @@ async def test_a_failed_statement_has_no_plan(
     async with Database(quick, "test") as database:
         with pytest.raises(asyncpg.DataError):
             async with database.connection() as connection:
-                await connection.fetchval("SELECT 1 / count(pg_sleep(0.06)) + 1 / (count(*) - 1)")
+                await connection.fetchval("SELECT 1 / count(pg_sleep(0.6)) + 1 / (count(*) - 1)")
         await nap(database, 0)
     assert logged(caplog) == []
 
@@ -76,7 +76,7 @@ async def test_a_plan_that_cannot_be_read_loses_no_result(
 
     monkeypatch.setattr(slow_statements, "_explain", fail)
     async with Database(quick, "test") as database:
-        (row,) = await database.fetch("SELECT pg_sleep(0.06)::text, 7 AS number")
+        (row,) = await database.fetch("SELECT pg_sleep(0.6)::text, 7 AS number")
         assert row["number"] == 7
     assert "(no plan: gone)" in logged(caplog)[0]
 
@@ -87,5 +87,5 @@ async def test_statements_are_remembered_up_to_a_limit(
     monkeypatch.setattr(slow_statements, "_MAX_STATEMENTS", 2)
     async with Database(quick, "test") as database:
         for number in (1, 2, 3, 1):
-            await database.fetch(f"SELECT pg_sleep(0.06), {number}")
+            await database.fetch(f"SELECT pg_sleep(0.6), {number}")
     assert len(logged(caplog)) == 4

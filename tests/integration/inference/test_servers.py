@@ -315,7 +315,7 @@ async def test_slots_are_a_servers_own(service: Service, second: MortalTriton) -
 
 
 async def test_a_drained_server_ends_what_it_has(both: Service) -> None:
-    sent = [await send(both, "{{chunks=100 delay_ms=10}}") for _ in range(4)]
+    sent = [await send(both, "{{chunks=100 delay_ms=40}}") for _ in range(4)]
     await until_running_on(both, default=2, second=2)
     drained = await both.client.post("/servers/second/drain")
     assert drained.json()["state"] == "draining"
@@ -332,7 +332,7 @@ async def test_a_drained_server_ends_what_it_has(both: Service) -> None:
 
 
 async def test_a_removed_server_ends_what_it_has(both: Service) -> None:
-    sent = [await send(both, "{{chunks=100 delay_ms=10}}") for _ in range(4)]
+    sent = [await send(both, "{{chunks=100 delay_ms=40}}") for _ in range(4)]
     await until_running_on(both, default=2, second=2)
     assert (await both.client.delete("/servers/second")).status_code == 204
     for result in sent:

@@ -23,7 +23,7 @@ from tests.integration.support import finish, read, send, serve, until, until_ru
 
 TEXT = " ".join(f"w{n}-é🙂" for n in range(60))
 # A text that takes some seconds.
-SLOW = f"{{{{delay_ms=25 text={TEXT}}}}}"
+SLOW = f"{{{{delay_ms=50 text={TEXT}}}}}"
 
 
 def losing(at: int, *, fault: str = "lost_at", once: str = "once", delay: int = 5) -> str:

@@ -205,8 +205,8 @@ async def test_a_single_result_starts_within_two_service_times_of_a_full_queue(
         for _ in range(5):
             assert all(await queue.enqueue([of_team("a", script) for _ in range(1000)]))
         single = of_team("b", script)
-        began = await connection.fetchval("SELECT clock_timestamp()")
         assert await queue.enqueue([single]) == [True]
+        began = await connection.fetchval("SELECT clock_timestamp()")
         row = await service.services.hub.wait_terminal("b", single.id, 60.0)
         assert row.state == "completed"
         overtaken_by = await connection.fetchval(

@@ -48,7 +48,7 @@ def script(chunks: int, delay: float = 0.01) -> str:
 
 
 async def test_live(one: Service) -> None:
-    sent = await send(one, script(20))
+    sent = await send(one, script(150, 0.02))
     reader = Reader()
     await asyncio.wait_for(reader.read(one.client, sent["id"]), 30)
     assert reader.result is not None
@@ -60,7 +60,7 @@ async def test_live(one: Service) -> None:
 
 
 async def test_from_another_process(service: Service, reader_side: Service) -> None:
-    sent = await send(service, script(30, 0.02))
+    sent = await send(service, script(120, 0.03))
     reader = Reader()
     await asyncio.wait_for(reader.read(reader_side.client, sent["id"]), 30)
     assert reader.result is not None
@@ -78,7 +78,7 @@ async def test_readers_elsewhere_get_the_text_in_notifications(
         serve(settings) as far,
         serve(settings) as late,
     ):
-        sent = await send(near, script(60, 0.05))
+        sent = await send(near, script(120, 0.05))
         first, second = Reader(), Reader()
         reading = asyncio.create_task(first.read(far.client, sent["id"]))
 
@@ -108,9 +108,9 @@ async def test_unwatched_results_cost_no_notification(
     await connection.add_listener("llm_appended", lambda *news: heard.append(news[-1]))
     await finish(service, script(60, 0.02))
     assert heard == []
-    sent = await send(service, script(10, 0.02))
+    sent = await send(service, script(150, 0.02))
     await asyncio.wait_for(Reader().read(reader_side.client, sent["id"]), 30)
-    assert heard
+    await until(lambda: asyncio.sleep(0, heard))
 
 
 @pytest.mark.parametrize("with_worker", [True, False])
@@ -362,7 +362,7 @@ async def test_new_streams_do_not_silence_an_old_one(
     seldom = settings.model_copy(update={"flush_seconds": 10.0})
     reader = Reader()
     async with serve(seldom, with_worker=True) as near, serve(settings) as far:
-        sent = await send(near, script(60, 0.05))
+        sent = await send(near, script(120, 0.05))
         reading = asyncio.create_task(reader.read(far.client, sent["id"]))
         while not reading.done():
             other = await finish(near, script(1, 0))

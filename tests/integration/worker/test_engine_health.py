@@ -23,7 +23,7 @@ from tests.postgres import PostgresServer
 from tests.silent_proxy import SilentProxy
 
 MODEL = "nvidia"
-SLOW = "{{chunks=40 delay_ms=50}}"
+SLOW = "{{chunks=40 delay_ms=100}}"
 _ANSWER_SECONDS = 10.0  # for one token
 LONG = "{{chunks=2000 delay_ms=20}}"
 

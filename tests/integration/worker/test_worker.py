@@ -61,7 +61,7 @@ async def test_a_stopping_worker_finishes_what_fits(
 async def test_a_worker_declared_dead_comes_back_under_a_new_id(
     service: Service, connection: asyncpg.Connection
 ) -> None:
-    accepted = await send(service, "x {{chunks=100 delay_ms=20}}")
+    accepted = await send(service, "x {{chunks=200 delay_ms=20}}")
     await until_running(service, accepted["id"])
     (old,) = await workers(connection)
     await connection.execute("UPDATE workers SET dead_at = now()")
@@ -71,9 +71,9 @@ async def test_a_worker_declared_dead_comes_back_under_a_new_id(
         return len(alive) == 1 and alive[0] != old
 
     await until(has_new_life)
-    result = await read(service, accepted["id"], wait=20)
+    result = await read(service, accepted["id"], wait=30)
     assert (result["state"], result["attempt"]) == ("completed", 2)
-    assert len(result["result"].split()) == 100
+    assert len(result["result"].split()) == 200
     assert await connection.fetchval("SELECT count(*) FROM result_chunks") == 0
 
 

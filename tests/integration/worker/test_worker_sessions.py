@@ -48,7 +48,7 @@ async def test_the_text_of_a_result_is_joined_until_a_stream_reads_it(joining: S
     unread = await until_begun(joining, (await send(joining, ENDLESS, parameters=MANY))["id"])
     first = unread.completion_tokens
     reader = Reader()
-    sent = await send(joining, "read {{chunks=30 delay_ms=20}}")
+    sent = await send(joining, "read {{chunks=150 delay_ms=20}}")
     await asyncio.wait_for(reader.read(joining.client, sent["id"]), 60)
     assert reader.deltas > 10, "the text came in one piece"
     assert unread.completion_tokens == first, "nothing reads it"

@@ -167,7 +167,9 @@ async def test_a_retry_that_waits_for_another_one_and_its_cancellation_is_refuse
     async with connection.transaction():
         await connection.execute("SELECT FROM jobs WHERE id = $1 FOR UPDATE", job["id"])
         retry = asyncio.create_task(api.client.post(f"/jobs/{job['id']}/retry"))
-        await asyncio.sleep(0.3)
+        blocked = """SELECT pid FROM pg_stat_activity
+          WHERE datname = current_database() AND wait_event_type = 'Lock'"""
+        await until(lambda: api.services.database.fetch(blocked))
         assert not retry.done()
         # The row runs again, and is cancelled again.
         await connection.execute(
