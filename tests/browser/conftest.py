@@ -45,6 +45,7 @@ class Stack:
     api: httpx.Client
     data: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    pid: int | None = None  # of `up`
 
     def send(self, prompt: str, **more: object) -> str:
         """Send a prompt to the scripted model; the result's id."""
@@ -88,6 +89,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 api,
                 directory / "data",
                 _read_settings(directory / "data" / "settings.env"),
+                process.pid,
             )
     finally:
         process.send_signal(signal.SIGTERM)

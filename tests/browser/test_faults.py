@@ -66,8 +66,8 @@ async def test_the_api_goes_away_and_comes_back(api: Api, own_page: Page, stack:
     page = own_page
     await page.goto("/playground")
     await page.check("input[value=text]")
-    await page.fill("#prompt", "{{delay_ms=50 chunks=120}} away")
-    await page.fill("#p-max_tokens", "120")
+    await page.fill("#prompt", "{{delay_ms=50 chunks=300}} away")
+    await page.fill("#p-max_tokens", "300")
     await page.click("button.primary")
     output = page.locator(".live .output")
     await expect(output).to_contain_text(" ")
@@ -78,7 +78,7 @@ async def test_the_api_goes_away_and_comes_back(api: Api, own_page: Page, stack:
     await expect(other.locator("[role=alert]")).to_contain_text("does not answer")
     await other.close()
     await asyncio.to_thread(api.start)
-    await expect(page.locator(".live .badge")).to_have_text("completed", timeout=30_000)
+    await expect(page.locator(".live .badge")).to_have_text("completed", timeout=60_000)
     await expect(page.locator("#offline")).to_be_hidden()
     result = stack.api.get(f"/results/{page.url.rsplit('/', 1)[1]}").json()
     assert await output.text_content() == result["result"]
@@ -195,12 +195,12 @@ async def test_a_result_is_deleted_while_it_is_watched(
 
 
 async def test_what_is_marked_is_not_replaced(stack: Stack, page: Page) -> None:
-    body = {"model": "scripted", "content": "{{delay_ms=100 chunks=20}}"}
+    body = {"model": "scripted", "content": "{{delay_ms=100 chunks=100}}"}
     sent = stack.api.post("/results/", json=body).json()
     await page.goto(f"/history/{sent['id']}")
     help_text = page.get_by_text("The time by phase is shown once it has ended.")
     await help_text.select_text()
-    await expect(page.locator(".live .badge")).to_have_text("completed")
+    await expect(page.locator(".live .badge")).to_have_text("completed", timeout=60_000)
     assert await page.evaluate("getSelection().toString()")
     await page.evaluate("getSelection().removeAllRanges()")
     await expect(help_text).to_have_count(0)

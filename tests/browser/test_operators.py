@@ -1,7 +1,9 @@
 """Models and servers, Launch, System: what operators see and do, and what others do not."""
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
 from playwright.async_api import Dialog, Page, expect
@@ -114,8 +116,14 @@ async def test_a_model_is_unloaded(stack: Stack, page: Page) -> None:
     await page.goto("/models")
     asked = agree(page)
     row = page.locator("#models tr", has_text="scripted")
-    await page.click("button[aria-label='Unload scripted']")
-    await expect(row).to_contain_text("not ready")
+    assert stack.pid is not None
+    # `up` must not load it before the page has shown that it is missing.
+    os.kill(stack.pid, signal.SIGSTOP)
+    try:
+        await page.click("button[aria-label='Unload scripted']")
+        await expect(row).to_contain_text("not ready")
+    finally:
+        os.kill(stack.pid, signal.SIGCONT)
     assert "Queued results wait" in asked[0]
     # `up` finds that its model is missing, and loads it again.
     await expect(row.locator(".badge")).to_have_text("ready", timeout=60_000)

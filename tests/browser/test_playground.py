@@ -48,13 +48,13 @@ async def test_the_time_to_the_first_token_needs_no_clock_of_the_browser(page: P
 
 async def test_the_stream_is_taken_up_again_after_a_reload(stack: Stack, page: Page) -> None:
     await page.goto("/playground")
-    await send(page, "{{delay_ms=50 chunks=60}}", max_tokens="60")
+    await send(page, "{{delay_ms=50 chunks=250}}", max_tokens="250")
     output = page.locator(".live .output")
     await expect(output).to_contain_text(" ")
     await page.goto("/playground")
     await page.click("section:has-text('Under way') a")
     await expect(output).to_contain_text(" ")
-    await expect(page.locator(".live .badge")).to_have_text("completed")
+    await expect(page.locator(".live .badge")).to_have_text("completed", timeout=60_000)
     result = stack.api.get(f"/results/{page.url.rsplit('/', 1)[1]}").json()
     await page.click("text=Show as plain text")
     await expect(output).to_have_text(result["result"], use_inner_text=False)

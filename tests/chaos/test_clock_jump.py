@@ -117,7 +117,7 @@ async def test_the_databases_clock_jumps_hours_ahead_and_back(
     assert not await stack.fetch("SELECT FROM workers WHERE dead_at IS NOT NULL")
     await check_history(stack)
 
-    second = await stack.send(prompts_of("Back", 20, 3))
+    second = await stack.send(prompts_of("Back", 20, 10))
     await stack.until(SPEAKING, len(second), 60)
     worker.send_signal(signal.SIGKILL)
     await stack.fetch("UPDATE clock.ahead SET ahead = '0'")

@@ -21,8 +21,8 @@ from tests.chaos.stack import (
 pytestmark = pytest.mark.timeout(300)
 
 COUNT = 500
-# Three seconds each; the last hundred are sent while the victim is dead.
-PROMPTS = [f"Victim {number} {{{{chunks=12 delay_ms=250}}}}" for number in range(COUNT)]
+# Five seconds each; the last hundred are sent while the victim is dead.
+PROMPTS = [f"Victim {number} {{{{chunks=12 delay_ms=400}}}}" for number in range(COUNT)]
 BEFORE = 400
 IN_FLIGHT = 250  # at least, when the victim is killed
 

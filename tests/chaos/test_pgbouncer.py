@@ -69,7 +69,7 @@ async def pooled(
 async def test_submit_wait_stream_and_cancel(pooled: Pooled, triton: EmbeddedTriton) -> None:
     """More clients than PgBouncer has connections to PostgreSQL."""
     stack = pooled.stack
-    prompts = [f"Pooled {number} {{{{chunks=20 delay_ms=50}}}}" for number in range(100)]
+    prompts = [f"Pooled {number} {{{{chunks=20 delay_ms=300}}}}" for number in range(100)]
     accepted = await stack.send(prompts)
     forever = await stack.send([f"Forever {n} {{{{chunks=5000 delay_ms=50}}}}" for n in range(10)])
     readers = [StreamReader(one) for one in list(accepted)[:20]]

@@ -186,7 +186,7 @@ async def test_a_model_that_hangs(server: EmbeddedTriton) -> None:
 
 async def test_a_full_model_is_healthy(crowded: EmbeddedTriton) -> None:
     async with crowded.client() as client:
-        full = [asyncio.create_task(generate(client, "slow", "a")) for _ in range(12)]
+        full = [asyncio.create_task(generate(client, "slow", "a")) for _ in range(30)]
         await until(lambda: has_begun(client, "slow"))
         found = await check(crowded, "--timeout", "1")
         assert not all(task.done() for task in full), "it was not full"

@@ -1,6 +1,7 @@
 """`triton/health run`: a real tritonserver that crashes, freezes and is stopped; and its supervisor."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -85,21 +86,22 @@ class Supervised:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get(MARK) == str(self.folder):
+                is_ours = process.environ().get(MARK) == str(self.folder)
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:  # it has ended, or is the kernel's
                 pass
-        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+        return found
 
     def find(self, name: str) -> psutil.Process:
         (found,) = [process for process in self.family() if process.name().startswith(name)]
         return found
 
-    async def generate(self, prompt: str = "{{text=one two}}") -> str:
-        """A generation; empty while the model cannot be reached."""
+    async def generate(self, prompt: str = "{{text=one two}}", seconds: float = 30.0) -> str:
+        """A generation; empty if the model cannot be reached, or does not answer in time."""
         async with TritonClient(f"127.0.0.1:{self.ports['grpc']}", TRITON_SECRET) as client:
             try:
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(seconds):
                     deltas = client.generate("scripted", prompt, {"max_tokens": 2})
                     return "".join([delta.text async for delta in deltas])
             except (GenerationError, TritonError, TritonUnavailableError, TimeoutError):
@@ -127,7 +129,8 @@ def supervised(tmp_path: Path) -> Iterator[Supervised]:
     supervised = Supervised(tmp_path)
     yield supervised
     for process in supervised.family():
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     supervised.wait()
 
 
@@ -135,7 +138,7 @@ async def test_a_dead_model_is_restarted_and_a_stop_ends_all(supervised: Supervi
     supervised.start_triton()
     await supervised.until_healthy(1)
     first = supervised.find("tritonserver")
-    assert await supervised.generate("{{crash_at=0}}") == ""
+    assert await supervised.generate("{{crash_at=0}}", 2) == ""
     await supervised.until_healthy(2)
     assert (await supervised.generate()).split() == ["one", "two"]
     assert not first.is_running()

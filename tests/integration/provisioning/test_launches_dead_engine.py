@@ -127,11 +127,11 @@ async def test_a_dead_engine_without_a_supervisor_is_reloaded(
 
 
 async def test_an_engine_that_stays_dead_ends_its_job(launching: Service, tmp_path: Path) -> None:
-    launch_id = await launch_mortal(launching, tmp_path, "True", start_minutes=0.05)
-    ended = await until_state(launching, launch_id, "failed")
+    launch_id = await launch_mortal(launching, tmp_path, "True", start_minutes=0.25)
+    ended = await until_state(launching, launch_id, "failed", seconds=90)
     assert ended["reason"].startswith("engine dead since ")
     assert ended["reason"].endswith(
-        "It did not recover within 0.05 minutes: launch it again; `supervise = true` in the profile "
+        "It did not recover within 0.25 minutes: launch it again; `supervise = true` in the profile "
         "'plain' has its job restart the server"
     )
     assert not processes_of(UUID(launch_id))

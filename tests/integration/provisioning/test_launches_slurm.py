@@ -172,17 +172,17 @@ async def test_from_the_request_to_a_server_and_to_its_stop(
 async def test_an_idle_server_is_stopped_and_a_used_one_is_not(
     launching: Service, cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    accepted = await launch(launching, idle_minutes=0.05)
+    accepted = await launch(launching, idle_minutes=0.15)
     healthy = await until_state(launching, accepted["id"], "healthy")
     async with await triton_of(launching, accepted["id"]) as client:
-        for _ in range(8):  # for longer than the idle time
+        for _ in range(18):  # for longer than the idle time
             async for _ in client.generate("scripted", "hi {{chunks=20 delay_ms=30}}", {}):
                 pass
             assert (await read_launch(launching, accepted["id"]))["state"] == "healthy"
     used = await read_launch(launching, accepted["id"])
     assert used["last_used_at"] > healthy["last_used_at"]
     ended = await until_state(launching, accepted["id"], "stopped")
-    assert ended["reason"] == "idle for 0.05 minutes"
+    assert ended["reason"] == "idle for 0.15 minutes"
     assert_nothing_is_left(cluster, tmp_path)
     assert await servers(launching) == []
 
