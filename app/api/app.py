@@ -18,7 +18,7 @@ from starlette.responses import FileResponse
 
 from app import __version__
 from app.api import health, model_lists
-from app.api.admin import launches, servers
+from app.api.admin import launches, model_downloads, servers
 from app.api.anthropic import batches_router as anthropic_batches, router as anthropic
 from app.api.batch_dialects import batch_services
 from app.api.container import background, new_worker, open_services
@@ -91,8 +91,10 @@ _RAW = (
 # Their first segment is any name: last, so that they shadow no other path.
 _OF_INDEXES = (attributions, infini_gram)
 _ROUTED = (
-    *(results, create_results, streams, contexts, models, servers, launches, webhooks, tgi, me),
+    *(results, create_results, streams, contexts, models, servers, webhooks, tgi, me),
     *(
+        model_downloads,  # before the launches, whose ids are any segment
+        launches,
         jobs,
         history,
         usage,

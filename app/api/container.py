@@ -23,6 +23,8 @@ from app.inference.model_registry import ModelRegistry
 from app.inference.server_pool import ServerPool
 from app.infini_gram.declarations import read_declarations
 from app.infini_gram.indexes import Indexes
+from app.provisioning.download_store import DownloadStore
+from app.provisioning.downloader import Downloader
 from app.provisioning.profiles import read_profiles
 from app.provisioning.reconciler import Reconciler
 from app.provisioning.store import LaunchStore
@@ -134,6 +136,7 @@ class Services:
         self.authenticator = Authenticator(self.tokens, settings)
         self.profiles = read_profiles(settings.profiles_file)
         self.launches = LaunchStore(database)
+        self.downloads = DownloadStore(database)
         self.history = HistoryStore(database)
         self.usage = UsageReports(database)
         self.spending = Spending(database)
@@ -181,7 +184,7 @@ async def background(
     """Run the maintenance tasks; the caller watches them, the exit cancels them.
 
     Only processes with a worker deliver webhooks, process batches, index results, delete expired
-    results and reconcile launches.
+    results, reconcile launches and download models.
     """
     work = {
         "schema": schema_version.guard(services.database),
@@ -220,6 +223,9 @@ async def background(
         ).run()
         if services.profiles:
             work["launches"] = Reconciler(
+                services.database, services.listener, services.settings, services.profiles
+            ).run()
+            work["downloads"] = Downloader(
                 services.database, services.listener, services.settings, services.profiles
             ).run()
     if services.settings.metrics_port is not None:

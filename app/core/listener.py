@@ -23,7 +23,7 @@ WEBHOOKS = "llm_webhooks"  # always empty: a delivery is due
 BATCHES = "llm_batches"  # ids of batches that are new, or to be stopped
 LIMITS = "llm_limits"  # always empty: limits of a team have changed
 SERVERS = "llm_servers"  # always empty: a Triton server was registered, drained or removed
-LAUNCHES = "llm_launches"  # always empty: a launch is new, or to be stopped
+LAUNCHES = "llm_launches"  # always empty: a launch is new or to be stopped, or a download is new
 TOKENS = "llm_tokens"  # always empty: a key or a JWT was revoked
 
 # A silent connection is detected within the sum of both.

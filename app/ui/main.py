@@ -23,6 +23,7 @@ from app.ui.pages import (
     bulk,
     bulk_jobs,
     compare,
+    downloads,
     fleet,
     history,
     history_result,
@@ -51,6 +52,7 @@ _PAGES = (
     bulk_jobs,
     live,
     fleet,
+    downloads,  # before the launches, whose ids are any segment
     launches,
     usage,
     system,

@@ -142,6 +142,7 @@ UNSENDABLE = [
     ("/compare", {"prompt": "x", "1.model": "scripted", "1.more": '{"top_k": Infinity}'}),
     ("/launches/new", {"do": "plan", "config": '{"a": NaN}'}),
     ("/launches/new", {"do": "script", "engine.gpu_memory_utilization": "nan", "model": "x"}),
+    ("/launches/downloads", {"model": LONG}),
     ("/models/load", {"name": LONG}),
     ("/models/servers/remove", {"name": LONG}),
     ("/history/cancel", {"model_name": LONG}),

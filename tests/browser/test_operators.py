@@ -246,6 +246,42 @@ async def test_a_launch_is_followed_to_its_end_and_deleted(stack: Stack, page: P
     await expect(page.locator("main")).to_contain_text("Nothing has been launched yet.")
 
 
+DOWNLOAD = """
+INSERT INTO model_downloads (id, team_id, profile, model, revision, done_bytes, total_bytes)
+VALUES (gen_random_uuid(), 'default', 'elsewhere', $1::text, 'main', 2500000, 10000000)
+"""  # no worker takes it
+
+
+async def test_models_are_downloaded(stack: Stack, page: Page) -> None:
+    await execute(stack, DOWNLOAD, "owner/waits")
+    await page.goto("/launches")
+    await page.click("nav.tabs >> text=Downloads")
+    row = page.locator("#downloads tbody tr", has_text="owner/waits")
+    await expect(row).to_contain_text("2.5 MB of 10 MB")
+    await expect(row.locator("progress")).to_have_attribute("value", "2500000")
+    await assert_accessible(page)
+    agree(page)
+    await row.locator("button:has-text('Cancel')").click()
+    await expect(row.locator(".badge")).to_have_text("cancelled")
+    await row.locator("button:has-text('Continue')").click()
+    await expect(page.locator("#f-profile-help .wrong")).to_contain_text("there is none of this name")
+    await expect(page.locator("#f-model")).to_have_value("owner/waits")
+    await page.fill("#f-model", "no name")
+    await page.click("button:has-text('Download')")
+    await expect(page.locator("#f-model-help .wrong")).to_contain_text("a Hugging Face id")
+    # The hub need not be reached: a failed download has a row, too.
+    await page.fill("#f-model", "owner/asked")
+    await page.click("button:has-text('Download')")
+    await expect(page.locator("#downloads")).to_contain_text("owner/asked")
+    ended = "UPDATE model_downloads SET state = 'completed', ended_at = now(), reason = $1::text, commit = 'c0ffee' WHERE model = 'owner/waits'"  # fmt: skip
+    await execute(stack, ended, EVIL)
+    await expect(row).to_contain_text(EVIL)
+    await assert_no_markup(page)
+    await row.locator("text=Launch").click()
+    await expect(page.locator("#f-model")).to_have_value("owner/waits")
+    await expect(page.locator("#f-revision")).to_have_value("c0ffee")
+
+
 async def test_vast_is_explained_step_by_step(page: Page) -> None:
     await page.goto("/launches")
     await page.click("text=Vast.ai")

@@ -36,7 +36,7 @@ _OPERATOR = re.compile(
     r"/models/[^/]+/(load|unload)|/servers(/.*)?|/launches(/.*)?|/metrics|/system"
 )
 # Readable for every client.
-_LAUNCHES_READ = re.compile(r"/launches(/catalogue|/profiles|/[^/]+)?")
+_LAUNCHES_READ = re.compile(r"/launches(/catalogue|/profiles|/downloads/[^/]+|/[^/]+)?")
 _PLAN = "/launches/plan"  # stores nothing
 
 

@@ -67,16 +67,16 @@ class LaunchSettings(Section, title="Launches"):
     catalogue_file: Optional[Path] = None
     """TOML file of the models offered for launching, read at each request. Unset: none."""
     launch_poll_seconds: float = Field(10.0, gt=0, le=600)
-    """Interval at which a launch's job, server and use are checked."""
+    """Interval at which a launch's job, server and use are checked, and due downloads claimed."""
     launch_lease_seconds: float = Field(60.0, ge=3, le=3600)
-    """Time limit of one such check; after it another worker takes the launch."""
+    """Time limit of one such check; after it another worker takes the launch. Also the lease of a download."""
     launch_drain_seconds: float = Field(60.0, ge=0, le=86_400)
     """Time that running results have to finish when their launch is stopped."""
 
 
 class DownloadSettings(Section, title="Downloads of models"):
     hub_endpoint: str = Field(HUGGING_FACE, alias="HF_ENDPOINT")
-    """Hub that `launch download` fetches from; the profile's host has to reach it. Tokens are sent over
+    """Hub that models are downloaded from; the profile's host has to reach it. Tokens are sent over
     https only, or to loopback."""
     hugging_face_token_file: Optional[Path] = None
     """File of the sealed token for downloads, which `launch token set` writes

@@ -95,6 +95,6 @@ class RetentionSettings(Section, title="Retention"):
         ge=1,
         le=3650,
     )
-    """Days for which webhook deliveries and ended launches are kept."""
+    """Days for which webhook deliveries, ended launches and downloads are kept."""
     usage_retention_days: int = Field(3650, ge=31, le=36_500)
     """Days for which the usage of a day is kept ([usage.md](usage.md)). It outlives its results."""

@@ -1,4 +1,4 @@
-"""Workers, API processes, models, Triton servers and launches."""
+"""Workers, API processes, models, Triton servers, launches and downloads of models."""
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, UUID
@@ -115,4 +115,36 @@ launches = sa.Table(
     index("team_id", "id"),
     index("name", name="ix_launches_name_open", unique=True, where="ended_at IS NULL"),
     index("next_check_at", where="ended_at IS NULL"),
+)
+
+# Downloads of Hugging Face models: a worker runs each until it has ended.
+model_downloads = sa.Table(
+    "model_downloads",
+    metadata,
+    sa.Column("id", UUID, primary_key=True),
+    sa.Column("team_id", sa.String, nullable=False),
+    sa.Column("profile", sa.String, nullable=False),
+    sa.Column("model", sa.String, nullable=False),
+    sa.Column("revision", sa.String, nullable=False),
+    sa.Column("state", sa.String, nullable=False, server_default="queued"),
+    # Reason why it waits or ended, for people.
+    sa.Column("reason", sa.Text, nullable=False, server_default=""),
+    sa.Column("attempt", sa.Integer, nullable=False, server_default="0"),
+    # Bytes of the snapshot that are there; the total is NULL until the files are listed.
+    sa.Column("done_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("total_bytes", sa.BigInteger),
+    sa.Column("commit", sa.String),  # of the complete snapshot
+    time("started_at"),
+    time("ended_at"),
+    time("next_attempt_at", nullable=False, default=NOW),
+    # End of the lease of the process that runs it, which renews it.
+    time("lease_expires_at"),
+    sa.CheckConstraint(
+        "state IN ('queued', 'running', 'completed', 'failed', 'cancelled')", name="state"
+    ),
+    sa.CheckConstraint("(state IN ('queued', 'running')) = (ended_at IS NULL)", name="ended"),
+    index("team_id", "id"),
+    index(
+        "profile", "model", name="ix_model_downloads_open", unique=True, where="ended_at IS NULL"
+    ),
 )

@@ -56,6 +56,7 @@ _WORKERS = _ROWS.format(
       SELECT FROM results r WHERE r.worker_id = t.id AND r.state = 'pending')""",
 )
 _LAUNCHES = _ROWS.format(table="launches", condition="ended_at <= $1")
+_DOWNLOADS = _ROWS.format(table="model_downloads", condition="ended_at <= $1")
 _USAGE = _ROWS.format(
     table="usage_days", condition="day < ($1::timestamptz AT TIME ZONE 'UTC')::date"
 )
@@ -74,6 +75,7 @@ def cleaning_steps(settings: Settings, now: datetime) -> Iterator[Step]:
     yield _walk(_DELIVERIES, lowest_id(logs), _MAX_ROWS, logs)
     yield _walk(_CHUNKS, _MAX_ROWS)
     yield _delete(_LAUNCHES, logs)
+    yield _delete(_DOWNLOADS, logs)
     yield _delete(_ALERTS, logs)
     yield _delete(_WORKERS, now - timedelta(days=_WORKER_DAYS))
     yield _delete(_BUCKETS, now - timedelta(days=_BUCKET_DAYS))

@@ -123,6 +123,8 @@ async def test_the_document_lists_the_scope_of_each_operation(closed: Service) -
         "post /launches/{launch_id}/stop",
         "delete /launches/{launch_id}",
         "get /launches/{launch_id}/log",
+        "post /launches/downloads",
+        "post /launches/downloads/{download_id}/cancel",
         "get /servers",
         "get /system",
         "get /metrics",

@@ -557,6 +557,31 @@ def test_the_migrations_make_what_tables_says(empty: Settings) -> None:
     assert asyncio.run(compare()) == []
 
 
+def test_downloads_that_run_are_not_forgotten(empty: Settings) -> None:
+    """Revision 0032, up and down."""
+    migrate(empty, "0031")
+    schema = asyncio.run(rows(empty, SCHEMA))
+    migrate(empty, "0032")
+    download = """INSERT INTO model_downloads (id, team_id, profile, model, revision)
+                  VALUES (gen_random_uuid(), 'red', 'here', 'owner/name', 'main')"""
+    asyncio.run(rows(empty, download))
+    with pytest.raises(asyncpg.UniqueViolationError, match="ix_model_downloads_open"):
+        asyncio.run(rows(empty, download))
+    with pytest.raises(CommandError, match="would be forgotten"):
+        migrate(empty, "0031", down=True)
+    with pytest.raises(asyncpg.CheckViolationError, match="ck_model_downloads_ended"):
+        asyncio.run(rows(empty, "UPDATE model_downloads SET state = 'failed'"))
+    with pytest.raises(asyncpg.CheckViolationError, match="ck_model_downloads_state"):
+        asyncio.run(rows(empty, "UPDATE model_downloads SET state = 'x', ended_at = now()"))
+    asyncio.run(rows(empty, "UPDATE model_downloads SET state = 'failed', ended_at = now()"))
+    asyncio.run(rows(empty, download))
+    migrate(empty, "0031", down=True, force=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+    migrate(empty, "0032")
+    migrate(empty, "0031", down=True)
+    assert asyncio.run(rows(empty, SCHEMA)) == schema
+
+
 def test_checks_and_partial_indexes_too(empty: Settings) -> None:
     """The parts that autogenerate does not compare: the conditions of checks and of partial indexes."""
     migrate(empty)

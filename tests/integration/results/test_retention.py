@@ -522,12 +522,16 @@ async def test_leftovers_are_removed(settings: Settings, house: House) -> None:
            SELECT gen_random_uuid(), 't', 'n' || d, 'p', 'p', 'm', '{}', 'stopped',
              now() - make_interval(days => d) FROM unnest(ARRAY[10, 100]) AS d"""
     )
+    await connection.execute(
+        """INSERT INTO model_downloads (id, team_id, profile, model, revision, state, ended_at)
+           SELECT gen_random_uuid(), 't', 'p', 'm' || d, 'main', 'failed',
+             now() - make_interval(days => d) FROM unnest(ARRAY[10, 100]) AS d"""
+    )
     await look(settings)
-    counts = [
-        await connection.fetchval(f"SELECT count(*) FROM {table}")
-        for table in ("result_chunks", "webhook_deliveries", "workers", "rate_buckets", "launches")
-    ]
-    assert counts == [2, 1, 6, 1, 1]
+    left = {"result_chunks": 2, "webhook_deliveries": 1, "workers": 6, "rate_buckets": 1}
+    left |= {"launches": 1, "model_downloads": 1}
+    for table, count in left.items():
+        assert await connection.fetchval(f"SELECT count(*) FROM {table}") == count, table
     assert await house.left() == {pending, ended, fresh}
 
 

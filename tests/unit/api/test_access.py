@@ -34,14 +34,23 @@ def test_operators_paths(method: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [("POST", "/launches"), ("DELETE", f"/launches/{RESULT}"), ("GET", f"/launches/{RESULT}/log"),
-     ("POST", f"/launches/{RESULT}/stop"), ("PUT", "/launches/catalogue"), ("GET", "/launches/")],
+     ("POST", f"/launches/{RESULT}/stop"), ("PUT", "/launches/catalogue"), ("GET", "/launches/"),
+     ("POST", "/launches/downloads"), ("POST", f"/launches/downloads/{RESULT}/cancel")],
 )  # fmt: skip
 def test_launching_is_an_operators(method: str, path: str) -> None:
     assert needed_scope(method, path, b"") == "operate"
 
 
 @pytest.mark.parametrize(
-    "path", ["/launches", "/launches/catalogue", "/launches/profiles", f"/launches/{RESULT}"]
+    "path",
+    [
+        "/launches",
+        "/launches/catalogue",
+        "/launches/profiles",
+        f"/launches/{RESULT}",
+        "/launches/downloads",
+        f"/launches/downloads/{RESULT}",
+    ],
 )
 def test_what_is_launched_is_read_by_all(path: str) -> None:
     assert needed_scope("GET", path, b"") == needed_scope("HEAD", path, b"") == "use"

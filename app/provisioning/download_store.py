@@ -1,0 +1,183 @@
+"""The table `model_downloads`: every statement about it.
+
+A worker claims downloads that are due, each under an exclusive lease, and renews the lease with the
+progress. A claim counts the attempts; each statement of the worker names its attempt, so that none has an
+effect after another claim or after the download is cancelled.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import asyncpg
+
+from app.core.database import Connection, Database
+from app.core.errors import ConflictError, LimitError, NotFoundError
+from app.core.ids import HIGHEST_ID, LOWEST_ID, new_id
+from app.core.listener import LAUNCHES
+
+DownloadState = Literal["queued", "running", "completed", "failed", "cancelled"]
+
+MAX_OPEN = 100  # downloads of a team that have not ended
+
+
+@dataclass(slots=True, frozen=True)
+class ModelDownload:
+    """A row of the table. `done_bytes`: bytes of the snapshot that are there."""
+
+    id: UUID
+    profile: str
+    model: str
+    revision: str
+    state: DownloadState
+    reason: str
+    attempt: int
+    done_bytes: int
+    total_bytes: int | None
+    commit: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+_COLUMNS = ", ".join(f"d.{one.name}" for one in fields(ModelDownload))
+
+# A repetition after a lost response finds its own row.
+_CREATE = f"""
+WITH made AS (
+  INSERT INTO model_downloads AS d (id, team_id, profile, model, revision)
+  SELECT $1::uuid, $2::varchar, $3::varchar, $4::varchar, $5::varchar
+  WHERE (SELECT count(*) FROM model_downloads
+         WHERE team_id = $2 AND ended_at IS NULL) < {MAX_OPEN}
+  ON CONFLICT DO NOTHING RETURNING {_COLUMNS}
+)
+SELECT made.*, pg_notify('{LAUNCHES}', '') FROM made
+"""
+_OWN = f"SELECT {_COLUMNS} FROM model_downloads d WHERE id = $1 AND team_id = $2"
+_IS_OPEN = """
+SELECT EXISTS (SELECT FROM model_downloads
+  WHERE (profile, model) = ($1, $2) AND ended_at IS NULL)
+"""
+_LIST = f"""
+SELECT {_COLUMNS} FROM model_downloads d
+WHERE (team_id, id) >= ($1, $2) AND (team_id, id) < ($1, $3)
+ORDER BY team_id DESC, id DESC LIMIT $4
+"""
+_CANCEL = """
+UPDATE model_downloads SET state = 'cancelled', reason = 'cancelled on request', ended_at = now()
+WHERE id = $1 AND team_id = $2 AND ended_at IS NULL
+"""
+
+_CLAIM = f"""
+WITH due AS (
+  SELECT id FROM model_downloads
+  WHERE ended_at IS NULL AND profile = ANY($1::text[]) AND next_attempt_at <= now()
+    AND (lease_expires_at IS NULL OR lease_expires_at <= now())
+  ORDER BY next_attempt_at LIMIT $2 FOR UPDATE SKIP LOCKED
+)
+UPDATE model_downloads d SET state = 'running', reason = '', attempt = attempt + 1,
+  started_at = coalesce(started_at, now()), lease_expires_at = now() + make_interval(secs => $3)
+FROM due WHERE d.id = due.id RETURNING {_COLUMNS}
+"""
+_HELD = "id = $1 AND attempt = $2 AND state = 'running'"
+_RENEW = f"""
+UPDATE model_downloads SET done_bytes = $3, total_bytes = coalesce($4, total_bytes),
+  lease_expires_at = now() + make_interval(secs => $5)
+WHERE {_HELD} RETURNING id
+"""
+_RETRY = f"""
+UPDATE model_downloads SET state = 'queued', reason = left($3, 2000), lease_expires_at = NULL,
+  next_attempt_at = now() + make_interval(secs => $4)
+WHERE {_HELD}
+"""
+_COMPLETE = f"""
+UPDATE model_downloads SET state = 'completed', commit = $3, done_bytes = $4, total_bytes = $4,
+  ended_at = now(), lease_expires_at = NULL
+WHERE {_HELD}
+"""
+_FAIL = f"""
+UPDATE model_downloads SET state = 'failed', reason = left($3, 2000), ended_at = now(),
+  lease_expires_at = NULL
+WHERE {_HELD}
+"""
+
+
+class DownloadStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # --- for the team ---------------------------------------------------------------------------
+
+    async def create(self, team_id: str, profile: str, model: str, revision: str) -> ModelDownload:
+        """Store a download; a worker runs it. Raises ConflictError and LimitError."""
+        identifier = new_id()
+
+        async def insert(connection: Connection) -> asyncpg.Record | None:
+            found = await connection.fetchrow(
+                _CREATE, identifier, team_id, profile, model, revision
+            )
+            return found or await connection.fetchrow(_OWN, identifier, team_id)
+
+        row = await self._database.run(insert)
+        if row is not None:
+            return ModelDownload(**_members(row))
+        open_row = await self._database.fetchrow(_IS_OPEN, profile, model)
+        if open_row is not None and open_row[0]:
+            raise ConflictError(
+                f"A download of {model} to {profile} has not ended: wait for its end, or cancel it."
+            )
+        raise LimitError(
+            f"The team has {MAX_OPEN} downloads that have not ended: wait for some, or cancel them.",
+            extra={"limit": "open_downloads", "value": MAX_OPEN},
+        )
+
+    async def list(
+        self, team_id: str, *, after: UUID | None, limit: int
+    ) -> Sequence[ModelDownload]:
+        rows = await self._database.fetch(_LIST, team_id, LOWEST_ID, after or HIGHEST_ID, limit)
+        return [ModelDownload(**_members(row)) for row in rows]
+
+    async def get(self, team_id: str, download_id: UUID) -> ModelDownload:
+        row = await self._database.fetchrow(_OWN, download_id, team_id)
+        if row is None:
+            raise NotFoundError(f"There is no download {download_id}.")
+        return ModelDownload(**_members(row))
+
+    async def cancel(self, team_id: str, download_id: UUID) -> ModelDownload:
+        """Cancel a download; its worker stops it within seconds. An ended one stays unchanged."""
+        await self._database.fetch(_CANCEL, download_id, team_id)
+        return await self.get(team_id, download_id)
+
+    # --- for its worker -------------------------------------------------------------------------
+
+    async def claim(
+        self, profiles: Sequence[str], count: int, lease_seconds: float
+    ) -> Sequence[ModelDownload]:
+        """Claim downloads that are due; no other worker claims them before the lease is over."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(_CLAIM, profiles, count, lease_seconds)
+        return [ModelDownload(**_members(row)) for row in rows]
+
+    async def renew(
+        self, download: ModelDownload, done: int, total: int | None, lease_seconds: float
+    ) -> bool:
+        """Store the progress and renew the lease; False if the lease is lost or the download ended."""
+        row = await self._database.fetchrow(
+            _RENEW, download.id, download.attempt, done, total, lease_seconds
+        )
+        return row is not None
+
+    async def retry(self, download: ModelDownload, reason: str, pause: float) -> None:
+        """Queue the download again, from `pause` seconds on."""
+        await self._database.fetch(_RETRY, download.id, download.attempt, reason, pause)
+
+    async def complete(self, download: ModelDownload, commit: str, total: int) -> None:
+        await self._database.fetch(_COMPLETE, download.id, download.attempt, commit, total)
+
+    async def fail(self, download: ModelDownload, reason: str) -> None:
+        await self._database.fetch(_FAIL, download.id, download.attempt, reason)
+
+
+def _members(row: asyncpg.Record) -> dict[str, Any]:
+    return {one.name: row[one.name] for one in fields(ModelDownload)}
