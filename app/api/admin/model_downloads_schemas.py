@@ -41,7 +41,7 @@ class ModelDownloadRead(BaseModel):
     attempt: int
     done_bytes: int = Field(description="Bytes of the model's files that the cache has.")
     total_bytes: int | None = Field(description="Null until the files are listed.")
-    commit: str | None = Field(description="Of the complete snapshot.")
+    commit: str | None = Field(description="The complete snapshot's.")
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None

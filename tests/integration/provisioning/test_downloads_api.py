@@ -1,4 +1,4 @@
-"""Downloads over HTTP: a worker runs each to its end, whatever dies, and a cancelled one stops."""
+"""Downloads over HTTP: a worker runs each to its end, after deaths too, and a cancelled one stops."""
 
 import asyncio
 import secrets
@@ -141,7 +141,7 @@ async def test_progress_is_shown_and_a_cancelled_download_stops(
         return has_ended(program)
 
     await until(is_over)
-    # The next one takes what is there.
+    # The next one continues.
     hub.hold = None
     hub.released.set()
     found = await ended(service, await ask(service))
