@@ -39,6 +39,7 @@ ROWS = {
     "batch_id": "batch",
     "message_batch_id": "message_batch",
     "launch_id": "launch",
+    "download_id": "download",
     "job_id": "job",
 }
 # Those that name no team's rows, with a value that exists.
@@ -95,6 +96,8 @@ WITHOUT_IDS = {
     "post /launches/plan": NOTHING,
     "get /launches": EMPTY_LIST,
     "post /launches": OWN,  # test_launches_local.py
+    "get /launches/downloads": EMPTY_LIST,
+    "post /launches/downloads": OWN,  # test_downloads_api.py
     "get /contexts/": EMPTY_LIST,
     "get /results/": EMPTY_LIST,
     "get /results/export": NOTHING,
@@ -145,6 +148,7 @@ UNION ALL SELECT to_jsonb(t)::text FROM stream_tickets t WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(f)::text FROM files f WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(b)::text FROM batches b WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(l)::text FROM launches l WHERE team_id = 'red'
+UNION ALL SELECT to_jsonb(d)::text FROM model_downloads d WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(j)::text FROM jobs j WHERE team_id = 'red'
 UNION ALL SELECT to_jsonb(r)::text FROM job_rows r JOIN jobs j ON j.id = r.job_id WHERE j.team_id = 'red'
 ORDER BY 1
@@ -164,6 +168,7 @@ class Rows:
     file: str
     batch: str
     launch: str
+    download: str
     job: str
     message_batch: str
     marks: list[str] = field(default_factory=list)
@@ -232,11 +237,13 @@ async def red(both: Service, connection: asyncpg.Connection) -> Rows:
     await post("/results/", members | row)
     rows = Rows(
         context["id"], pending["id"], ended["id"], secret.json()["secret"], ticket["ticket"],
-        response["id"], file, batch["id"], str(new_id()), job["id"], message_batch["id"],
+        response["id"], file, batch["id"], str(new_id()), str(new_id()), job["id"],
+        message_batch["id"],
     )  # fmt: skip
     rows.marks = [
         MARK, rows.context, rows.pending, rows.delivery, ended["context_id"], rows.secret,
-        rows.ticket, rows.response, rows.file, rows.batch, rows.launch, rows.job,
+        rows.ticket, rows.response, rows.file, rows.batch, rows.launch, rows.download,
+        rows.job,
         rows.message_batch,
     ]  # fmt: skip
     # No profile is configured: the existing launch is enough.
@@ -244,6 +251,11 @@ async def red(both: Service, connection: asyncpg.Connection) -> Rows:
         """INSERT INTO launches (id, team_id, name, provider, profile, model, spec, reason)
            VALUES ($1, 'red', $2::varchar, 'slurm', $2::varchar, $2::varchar, $3, $2::varchar)""",
         rows.launch, MARK, orjson.dumps({"served_name": MARK}).decode(),
+    )  # fmt: skip
+    await connection.execute(
+        """INSERT INTO model_downloads (id, team_id, profile, model, revision, reason)
+           VALUES ($1, 'red', $2::varchar, $2::varchar, $2::varchar, $2::varchar)""",
+        rows.download, MARK,
     )  # fmt: skip
     # They are there, for red.
     for path in (
@@ -253,6 +265,7 @@ async def red(both: Service, connection: asyncpg.Connection) -> Rows:
         "/v1/files",
         "/v1/batches",
         "/launches",
+        "/launches/downloads",
         "/jobs",
     ):
         listed = await both.client.get(path, headers=RED)
@@ -282,7 +295,7 @@ async def test_every_route_with_another_teams_ids(
     both: Service, red: Rows, connection: asyncpg.Connection
 ) -> None:
     before = [row[0] for row in await connection.fetch(SNAPSHOT)]
-    assert len(before) == 18
+    assert len(before) == 19
     walked = 0
     for method, path, operation in await operations(both):
         names = re.findall(r"{(\w+)}", path)
