@@ -55,10 +55,7 @@ WITH made AS (
 SELECT made.*, pg_notify('{LAUNCHES}', '') FROM made
 """
 _OWN = f"SELECT {_COLUMNS} FROM model_downloads d WHERE id = $1 AND team_id = $2"
-_IS_OPEN = """
-SELECT EXISTS (SELECT FROM model_downloads
-  WHERE (profile, model) = ($1, $2) AND ended_at IS NULL)
-"""
+_OPEN = "SELECT count(*) FROM model_downloads WHERE team_id = $1 AND ended_at IS NULL"
 _LIST = f"""
 SELECT {_COLUMNS} FROM model_downloads d
 WHERE (team_id, id) >= ($1, $2) AND (team_id, id) < ($1, $3)
@@ -122,14 +119,14 @@ class DownloadStore:
         row = await self._database.run(insert)
         if row is not None:
             return ModelDownload(**_members(row))
-        open_row = await self._database.fetchrow(_IS_OPEN, profile, model)
-        if open_row is not None and open_row[0]:
-            raise ConflictError(
-                f"A download of {model} to {profile} has not ended: wait for its end, or cancel it."
+        (count,) = await self._database.fetch(_OPEN, team_id)
+        if count[0] >= MAX_OPEN:
+            raise LimitError(
+                f"The team has {MAX_OPEN} downloads that have not ended: wait for some, or cancel them.",
+                extra={"limit": "open_downloads", "value": MAX_OPEN},
             )
-        raise LimitError(
-            f"The team has {MAX_OPEN} downloads that have not ended: wait for some, or cancel them.",
-            extra={"limit": "open_downloads", "value": MAX_OPEN},
+        raise ConflictError(
+            f"A download of {model} to {profile} has not ended: wait for its end, or cancel it."
         )
 
     async def list(

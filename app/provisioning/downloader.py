@@ -1,7 +1,8 @@
 """Runs downloads of models from their row to their end: a part of a worker process.
 
 The host keeps what it has received. So a download whose worker dies is claimed by another one after its
-lease, and continues; a second download that starts while the first still runs is refused by the host.
+lease, and continues. The host refuses a download while another one of the model runs, such as that of a
+worker that is frozen: it is tried again.
 """
 
 import asyncio
@@ -18,14 +19,19 @@ from app.core.waiting import cancel_all
 from app.provisioning.download_store import DownloadStore, ModelDownload
 from app.provisioning.hosts import HostError, Hosts
 from app.provisioning.hub_token import HubToken, HubTokenError
-from app.provisioning.model_download import Downloaded, ModelDownloadError, download_model
+from app.provisioning.model_download import (
+    Downloaded,
+    ModelBusyError,
+    ModelDownloadError,
+    download_model,
+)
 from app.provisioning.profiles import Profile
 
 logger = logging.getLogger(__name__)
 
 _MAX_AT_ONCE = 2  # downloads that one process runs at the same time
 _RENEW_SECONDS = 2.0
-_MAX_ATTEMPTS = 10  # to reach a host
+_MAX_ATTEMPTS = 10  # of a download whose host is away, or busy with the model
 _RETRY_SECONDS = 15.0
 _BUG = "a bug in the service; its worker's log has the details"
 
@@ -53,6 +59,7 @@ class Downloader:
         self._settings = settings
         self._profiles = profiles
         self._lease = settings.launch_lease_seconds
+        self._pause = min(_RENEW_SECONDS, self._lease / 5)
         self._hosts = Hosts()
         self._running: set[asyncio.Task[None]] = set()
         self._loop = PollingLoop("downloads", self._start_due, seconds=settings.launch_poll_seconds)
@@ -108,7 +115,7 @@ class Downloader:
     ) -> bool:
         """Renew the lease until the files are there; False if it is lost, or the download cancelled."""
         renewed_at = time.monotonic()
-        while not (await asyncio.wait([fetching], timeout=_RENEW_SECONDS))[0]:
+        while not (await asyncio.wait([fetching], timeout=self._pause))[0]:
             try:
                 asked_at = time.monotonic()
                 if not await self._store.renew(
@@ -126,7 +133,7 @@ class Downloader:
     async def _end(self, download: ModelDownload, fetching: asyncio.Task[Downloaded]) -> None:
         try:
             found = fetching.result()
-        except HostError as error:
+        except (HostError, ModelBusyError) as error:
             if download.attempt < _MAX_ATTEMPTS:
                 await self._store.retry(download, str(error), _RETRY_SECONDS)
             else:

@@ -45,6 +45,10 @@ class ModelDownloadError(Exception):
     """The model is not downloaded; the message is for people. Parts stay for another try."""
 
 
+class ModelBusyError(ModelDownloadError):
+    """Another download of the model into the cache runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Downloaded:
     """A complete snapshot. `received` are the bytes that this download fetched, of `total`."""
@@ -84,9 +88,8 @@ async def download_model(
         if "error" not in last:
             raise HostError(f"The download on {_host(profile)} ended: {error}") from error
     if "commit" not in last:
-        raise ModelDownloadError(
-            last.get("error") or f"The download on {_host(profile)} ended early."
-        )
+        kind = ModelBusyError if last.get("is_busy") else ModelDownloadError
+        raise kind(last.get("error") or f"The download on {_host(profile)} ended early.")
     return Downloaded(**last)
 
 

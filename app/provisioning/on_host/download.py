@@ -4,7 +4,7 @@ Not by huggingface_hub, which a login host may lack: its version 2 begins an int
 not compare checksums.
 
 The request is a JSON object on standard input, which no process list shows. Each line of output is a
-JSON object: `done` and `total` in bytes, each half second; at the end `error`, or `commit`, `snapshot`,
+JSON object: `done` and `total` in bytes, each half second; at the end `error` and `is_busy`, or `commit`, `snapshot`,
 `files`, `total` and `received`. A reader that is gone ends the download.
 
 Parts are named after the checksum of their file, and bytes go to their own place in it, so that two
@@ -34,6 +34,7 @@ from app.provisioning.on_host.hub import (
     BLOCK_BYTES,
     CHECKSUM,
     BrokenError,
+    BusyError,
     DownloadError,
     Hub,
     RemoteFile,
@@ -122,7 +123,7 @@ class Download:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise DownloadError(
+                raise BusyError(
                     f"Another download of {self._request.model} into {self._request.cache} is running."
                 ) from None
             except OSError:
@@ -284,7 +285,8 @@ def main() -> int:
     except (DownloadError, OSError) as error:
         place = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
         text = place + str(getattr(error, "strerror", None) or error)
-        emit({"error": text.replace(request.token, "***") if request.token else text})
+        text = text.replace(request.token, "***") if request.token else text
+        emit({"error": text, "is_busy": isinstance(error, BusyError)})
         os._exit(1)
     return 0
 

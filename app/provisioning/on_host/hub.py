@@ -25,6 +25,10 @@ class DownloadError(Exception):
     """The download ends; the message is for people."""
 
 
+class BusyError(DownloadError):
+    """Another download of the model runs."""
+
+
 class BrokenError(Exception):
     """A connection or an answer that another attempt may improve, after `pause` seconds."""
 

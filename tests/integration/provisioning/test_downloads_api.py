@@ -24,6 +24,7 @@ from tests.integration.provisioning.test_model_download import (
     SERVED,
     WEIGHTS,
     content_of,
+    downloaded,
     has_ended,
     hub,
     is_held,
@@ -218,6 +219,33 @@ async def test_a_host_that_is_away_is_tried_again(
     failed = await ended(service, accepted)
     assert failed["state"] == "failed"
     assert failed["reason"].endswith(", also after 10 attempts")
+
+
+async def test_a_host_that_is_busy_with_the_model_is_tried_again(
+    service: Service,
+    hub: HuggingFaceHub,
+    endpoint: str,
+    tmp_path: Path,
+    connection: asyncpg.Connection,
+) -> None:
+    """A frozen worker's download, or an operator's command, is no end of this one."""
+    hub.hold = 400_000
+    other = asyncio.create_task(downloaded(tmp_path, endpoint))
+    await is_held(hub)
+    accepted = await ask(service)
+
+    async def is_refused() -> bool:
+        found = await read(service, accepted)
+        assert found["ended_at"] is None
+        return "Another download of owner/sheep" in str(found["reason"])
+
+    await until(is_refused)
+    hub.hold = None
+    hub.released.set()
+    await other
+    await connection.execute("UPDATE model_downloads SET next_attempt_at = now()")
+    found = await ended(service, accepted)
+    assert (found["state"], found["reason"]) == ("completed", "")
 
 
 async def test_an_unknown_model_has_a_reason(service: Service) -> None:
