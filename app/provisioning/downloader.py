@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_AT_ONCE = 2  # downloads that one process runs at the same time
 _RENEW_SECONDS = 2.0
-_MAX_ATTEMPTS = 10  # of a download whose host is away, or busy with the model
+_MAX_ATTEMPTS = 10  # of a download whose host cannot be reached, or is busy with the model
 _RETRY_SECONDS = 15.0
 _BUG = "a bug in the service; its worker's log has the details"
 
