@@ -13,7 +13,12 @@ from app.cli.progress_line import ProgressLine
 from app.core.settings.processes import DownloadSettings, LaunchSettings
 from app.provisioning.hosts import HostError, Hosts
 from app.provisioning.hub_token import HubToken, HubTokenError
-from app.provisioning.model_download import Downloaded, ModelDownloadError, download_model
+from app.provisioning.model_download import (
+    Downloaded,
+    ModelDownloadError,
+    ModelUnavailableError,
+    download_model,
+)
 from app.provisioning.profiles import Profile, ProfileError, find_profile, read_profiles
 
 _TEXT = "Download a model into the cache of a profile's host; the same command again continues it."
@@ -54,6 +59,8 @@ def _download(options: argparse.Namespace) -> int:
     try:
         profile = _profile(settings, options.profile)
         found = asyncio.run(_fetch(settings, profile, options.model, options.revision))
+    except ModelUnavailableError as error:
+        return _fail(f"{error}. The same command continues.")
     except (HostError, HubTokenError, ModelDownloadError, ProfileError) as error:
         return _fail(str(error))
     except KeyboardInterrupt:

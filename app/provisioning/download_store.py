@@ -13,7 +13,7 @@ from uuid import UUID
 
 import asyncpg
 
-from app.core.database import Connection, Database
+from app.core.database import Connection, Database, lock_team
 from app.core.errors import ConflictError, LimitError, NotFoundError
 from app.core.ids import HIGHEST_ID, LOWEST_ID, new_id
 from app.core.listener import LAUNCHES
@@ -21,6 +21,10 @@ from app.core.listener import LAUNCHES
 DownloadState = Literal["queued", "running", "completed", "failed", "cancelled"]
 
 MAX_OPEN = 100  # downloads of a team that have not ended
+MAX_FAILURES = 10  # attempts without progress: about half an hour
+_PAUSE_SECONDS = 15.0
+_MAX_PAUSE_SECONDS = 300.0
+_LIMIT_RETRY_SECONDS = 60
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,6 +38,7 @@ class ModelDownload:
     state: DownloadState
     reason: str
     attempt: int
+    failures: int
     done_bytes: int
     total_bytes: int | None
     commit: str | None
@@ -43,13 +48,10 @@ class ModelDownload:
 
 _COLUMNS = ", ".join(f"d.{one.name}" for one in fields(ModelDownload))
 
-# A repetition after a lost response finds its own row.
 _CREATE = f"""
 WITH made AS (
   INSERT INTO model_downloads AS d (id, team_id, profile, model, revision)
-  SELECT $1::uuid, $2::varchar, $3::varchar, $4::varchar, $5::varchar
-  WHERE (SELECT count(*) FROM model_downloads
-         WHERE team_id = $2 AND ended_at IS NULL) < {MAX_OPEN}
+  VALUES ($1, $2, $3, $4, $5)
   ON CONFLICT DO NOTHING RETURNING {_COLUMNS}
 )
 SELECT made.*, pg_notify('{LAUNCHES}', '') FROM made
@@ -66,26 +68,43 @@ UPDATE model_downloads SET state = 'cancelled', reason = 'cancelled on request',
 WHERE id = $1 AND team_id = $2 AND ended_at IS NULL
 """
 
+# Teams take turns by the number of their running downloads. A model that another team's download fetches
+# into the same cache waits.
 _CLAIM = f"""
-WITH due AS (
-  SELECT id FROM model_downloads
+WITH running AS (
+  SELECT id, team_id, profile, model FROM model_downloads
+  WHERE state = 'running' AND lease_expires_at > now()
+), due AS (
+  SELECT id FROM model_downloads m
   WHERE ended_at IS NULL AND profile = ANY($1::text[]) AND next_attempt_at <= now()
     AND (lease_expires_at IS NULL OR lease_expires_at <= now())
-  ORDER BY next_attempt_at LIMIT $2 FOR UPDATE SKIP LOCKED
+    AND NOT EXISTS (SELECT FROM running r WHERE (r.profile, r.model) = (m.profile, m.model))
+  ORDER BY (SELECT count(*) FROM running r WHERE r.team_id = m.team_id), next_attempt_at
+  LIMIT 1 FOR UPDATE OF m SKIP LOCKED
 )
 UPDATE model_downloads d SET state = 'running', reason = '', attempt = attempt + 1,
-  started_at = coalesce(started_at, now()), lease_expires_at = now() + make_interval(secs => $3)
+  started_at = coalesce(started_at, now()), lease_expires_at = now() + make_interval(secs => $2)
 FROM due WHERE d.id = due.id RETURNING {_COLUMNS}
 """
 _HELD = "id = $1 AND attempt = $2 AND state = 'running'"
 _RENEW = f"""
 UPDATE model_downloads SET done_bytes = $3, total_bytes = coalesce($4, total_bytes),
+  failures = CASE WHEN $3 > done_bytes THEN 0 ELSE failures END,
   lease_expires_at = now() + make_interval(secs => $5)
 WHERE {_HELD} RETURNING id
 """
 _RETRY = f"""
-UPDATE model_downloads SET state = 'queued', reason = left($3, 2000), lease_expires_at = NULL,
-  next_attempt_at = now() + make_interval(secs => $4)
+UPDATE model_downloads SET
+  state = CASE WHEN failures < {MAX_FAILURES} - 1 THEN 'queued' ELSE 'failed' END,
+  reason = CASE WHEN failures < {MAX_FAILURES} - 1 THEN left($3, 2000)
+    ELSE left($3, 1900) || ' ({MAX_FAILURES} attempts without progress)' END,
+  ended_at = CASE WHEN failures < {MAX_FAILURES} - 1 THEN NULL ELSE now() END,
+  failures = failures + 1, lease_expires_at = NULL,
+  next_attempt_at = now() + make_interval(secs => least({_PAUSE_SECONDS} * 2.0 ^ failures, {_MAX_PAUSE_SECONDS}))
+WHERE {_HELD}
+"""
+_RELEASE = f"""
+UPDATE model_downloads SET state = 'queued', lease_expires_at = NULL, next_attempt_at = now()
 WHERE {_HELD}
 """
 _COMPLETE = f"""
@@ -110,24 +129,28 @@ class DownloadStore:
         """Store a download; a worker runs it. Raises ConflictError and LimitError."""
         identifier = new_id()
 
-        async def insert(connection: Connection) -> asyncpg.Record | None:
-            found = await connection.fetchrow(
-                _CREATE, identifier, team_id, profile, model, revision
-            )
-            return found or await connection.fetchrow(_OWN, identifier, team_id)
+        async def insert(connection: Connection) -> asyncpg.Record:
+            async with connection.transaction():
+                await lock_team(connection, "downloads", team_id)
+                if row := await connection.fetchrow(_OWN, identifier, team_id):
+                    return row
+                if await connection.fetchval(_OPEN, team_id) >= MAX_OPEN:
+                    raise LimitError(
+                        f"The team has {MAX_OPEN} downloads that have not ended: wait for some, or "
+                        "cancel them.",
+                        headers={"Retry-After": str(_LIMIT_RETRY_SECONDS)},
+                        extra={"limit": "max_downloads", "allowed": MAX_OPEN, "position": None},
+                    )
+                row = await connection.fetchrow(
+                    _CREATE, identifier, team_id, profile, model, revision
+                )
+            if row is None:
+                raise ConflictError(
+                    f"A download of {model} to {profile} has not ended: wait for its end, or cancel it."
+                )
+            return row
 
-        row = await self._database.run(insert)
-        if row is not None:
-            return ModelDownload(**_members(row))
-        (count,) = await self._database.fetch(_OPEN, team_id)
-        if count[0] >= MAX_OPEN:
-            raise LimitError(
-                f"The team has {MAX_OPEN} downloads that have not ended: wait for some, or cancel them.",
-                extra={"limit": "open_downloads", "value": MAX_OPEN},
-            )
-        raise ConflictError(
-            f"A download of {model} to {profile} has not ended: wait for its end, or cancel it."
-        )
+        return ModelDownload(**_members(await self._database.run(insert)))
 
     async def list(
         self, team_id: str, *, after: UUID | None, limit: int
@@ -148,13 +171,11 @@ class DownloadStore:
 
     # --- for its worker -------------------------------------------------------------------------
 
-    async def claim(
-        self, profiles: Sequence[str], count: int, lease_seconds: float
-    ) -> Sequence[ModelDownload]:
-        """Claim downloads that are due; no other worker claims them before the lease is over."""
+    async def claim(self, profiles: Sequence[str], lease_seconds: float) -> ModelDownload | None:
+        """Claim a download that is due; no other worker claims it before the lease is over."""
         async with self._database.connection() as connection:
-            rows = await connection.fetch(_CLAIM, profiles, count, lease_seconds)
-        return [ModelDownload(**_members(row)) for row in rows]
+            row = await connection.fetchrow(_CLAIM, profiles, lease_seconds)
+        return ModelDownload(**_members(row)) if row else None
 
     async def renew(
         self, download: ModelDownload, done: int, total: int | None, lease_seconds: float
@@ -165,9 +186,13 @@ class DownloadStore:
         )
         return row is not None
 
-    async def retry(self, download: ModelDownload, reason: str, pause: float) -> None:
-        """Queue the download again, from `pause` seconds on."""
-        await self._database.fetch(_RETRY, download.id, download.attempt, reason, pause)
+    async def retry(self, download: ModelDownload, reason: str) -> None:
+        """Queue the download again, after a growing pause; fail it after MAX_FAILURES in a row."""
+        await self._database.fetch(_RETRY, download.id, download.attempt, reason)
+
+    async def release(self, download: ModelDownload) -> None:
+        """Queue the download for another worker at once."""
+        await self._database.fetch(_RELEASE, download.id, download.attempt)
 
     async def complete(self, download: ModelDownload, commit: str, total: int) -> None:
         await self._database.fetch(_COMPLETE, download.id, download.attempt, commit, total)

@@ -6,6 +6,7 @@ worker that is frozen: it is tried again.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from app.provisioning.hosts import HostError, Hosts
 from app.provisioning.hub_token import HubToken, HubTokenError
 from app.provisioning.model_download import (
     Downloaded,
-    ModelBusyError,
     ModelDownloadError,
+    ModelUnavailableError,
     download_model,
 )
 from app.provisioning.profiles import Profile
@@ -31,9 +32,10 @@ logger = logging.getLogger(__name__)
 
 _MAX_AT_ONCE = 2  # downloads that one process runs at the same time
 _RENEW_SECONDS = 2.0
-_MAX_ATTEMPTS = 10  # of a download whose host cannot be reached, or is busy with the model
-_RETRY_SECONDS = 15.0
+_RELEASE_SECONDS = 2.0
+_MAX_POLL_SECONDS = 15.0
 _BUG = "a bug in the service; its worker's log has the details"
+_UNREADABLE = "the stored token cannot be read: the operator has to store it again"
 
 
 @dataclass(slots=True)
@@ -42,7 +44,8 @@ class _Progress:
     total: int | None = None
 
     def report(self, done: int, total: int) -> None:
-        self.done, self.total = done, total or self.total
+        if total:  # none while the files are listed
+            self.done, self.total = done, total
 
 
 class Downloader:
@@ -62,7 +65,11 @@ class Downloader:
         self._pause = min(_RENEW_SECONDS, self._lease / 5)
         self._hosts = Hosts()
         self._running: set[asyncio.Task[None]] = set()
-        self._loop = PollingLoop("downloads", self._start_due, seconds=settings.launch_poll_seconds)
+        self._loop = PollingLoop(
+            "downloads",
+            self._start_due,
+            seconds=min(settings.launch_poll_seconds, _MAX_POLL_SECONDS),
+        )
         listener.subscribe(LAUNCHES, lambda _: self._loop.wake())
 
     async def run(self) -> None:
@@ -74,8 +81,10 @@ class Downloader:
                 await cancel_all(self._running)
 
     async def _start_due(self) -> None:
-        free = _MAX_AT_ONCE - len(self._running)
-        for download in await self._store.claim(list(self._profiles), free, self._lease):
+        while len(self._running) < _MAX_AT_ONCE:
+            download = await self._store.claim(list(self._profiles), self._lease)
+            if download is None:
+                break
             task = asyncio.create_task(self._run(download), name=f"download {download.id}")
             self._running.add(task)
             task.add_done_callback(self._on_end)
@@ -92,10 +101,18 @@ class Downloader:
         try:
             if await self._is_kept(download, fetching, progress):
                 await self._end(download, fetching)
+        except asyncio.CancelledError:
+            await cancel_all([fetching])
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_RELEASE_SECONDS):
+                    await self._store.release(download)
+            raise
         except DatabaseUnavailableError as error:
             logger.info("download of %s waits: %s", download.model, error, extra=extra)
         except Exception:
             logger.exception("download of %s: unexpected error", download.model, extra=extra)
+            with contextlib.suppress(Exception):
+                await self._store.fail(download, _BUG)
         finally:
             await cancel_all([fetching])
 
@@ -114,34 +131,34 @@ class Downloader:
         self, download: ModelDownload, fetching: asyncio.Task[Downloaded], progress: _Progress
     ) -> bool:
         """Renew the lease until the files are there; False if it is lost, or the download cancelled."""
-        renewed_at = time.monotonic()
+        give_up_at = time.monotonic() + self._lease * 2 / 3
         while not (await asyncio.wait([fetching], timeout=self._pause))[0]:
+            asked_at = time.monotonic()
             try:
-                asked_at = time.monotonic()
-                if not await self._store.renew(
-                    download, progress.done, progress.total, self._lease
-                ):
-                    return False
-                renewed_at = asked_at
+                async with asyncio.timeout(max(0.1, give_up_at - asked_at)):
+                    if not await self._store.renew(
+                        download, progress.done, progress.total, self._lease
+                    ):
+                        return False
+                give_up_at = asked_at + self._lease * 2 / 3
+            except TimeoutError:
+                return False
             except Exception as error:
                 if not is_transient(error) and not isinstance(error, DatabaseUnavailableError):
                     raise
-                if time.monotonic() - renewed_at > self._lease * 2 / 3:
+                if time.monotonic() > give_up_at:
                     return False
         return True
 
     async def _end(self, download: ModelDownload, fetching: asyncio.Task[Downloaded]) -> None:
         try:
             found = fetching.result()
-        except (HostError, ModelBusyError) as error:
-            if download.attempt < _MAX_ATTEMPTS:
-                await self._store.retry(download, str(error), _RETRY_SECONDS)
-            else:
-                await self._store.fail(download, f"{error}, also after {_MAX_ATTEMPTS} attempts")
-        except (HubTokenError, ModelDownloadError) as error:
+        except (HostError, ModelUnavailableError) as error:
+            await self._store.retry(download, str(error))
+        except HubTokenError as error:
+            logger.error("download of %s: %s", download.model, error)  # noqa: TRY400 - no bug
+            await self._store.fail(download, _UNREADABLE)
+        except ModelDownloadError as error:
             await self._store.fail(download, str(error))
-        except Exception:
-            logger.exception("download of %s: unexpected error", download.model)
-            await self._store.fail(download, _BUG)
         else:
             await self._store.complete(download, found.commit, found.total)

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -115,8 +116,8 @@ class Hosts:
                 status = await loop.run_in_executor(self._threads, process.wait)
             finally:
                 process.kill()
-                process.wait()
-                process.stdout.close()
+                # A process that waits for a dead file system does not end; the loop must not wait for it.
+                threading.Thread(target=_reap, args=[process], daemon=True).start()
             errors.seek(0)
             answer = CommandOutput(status, "", _text(errors.read()))
         _check_reached(profile, answer)
@@ -186,6 +187,12 @@ def _start(
         )
     except OSError as error:
         raise HostError(f"{words[0]} cannot be run here: {error.strerror}") from error
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def _send(process: subprocess.Popen[bytes], content: bytes) -> None:

@@ -45,8 +45,8 @@ class ModelDownloadError(Exception):
     """The model is not downloaded; the message is for people. Parts stay for another try."""
 
 
-class ModelBusyError(ModelDownloadError):
-    """Another download of the model into the cache runs."""
+class ModelUnavailableError(ModelDownloadError):
+    """Another download may succeed, at a later time: the hub is away, or the cache in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,9 @@ async def download_model(
         if "error" not in last:
             raise HostError(f"The download on {_host(profile)} ended: {error}") from error
     if "commit" not in last:
-        kind = ModelBusyError if last.get("is_busy") else ModelDownloadError
-        raise kind(last.get("error") or f"The download on {_host(profile)} ended early.")
+        kind = ModelUnavailableError if last.get("is_transient") else ModelDownloadError
+        text = last.get("error") or f"The download on {_host(profile)} ended early."
+        raise kind(str(text).replace("\x00", "\ufffd"))
     return Downloaded(**last)
 
 

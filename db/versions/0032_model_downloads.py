@@ -38,6 +38,7 @@ def upgrade() -> None:
         sa.Column("state", sa.String(), server_default="queued", nullable=False),
         sa.Column("reason", sa.Text(), server_default="", nullable=False),
         sa.Column("attempt", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("failures", sa.Integer(), server_default="0", nullable=False),
         sa.Column("done_bytes", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("total_bytes", sa.BigInteger()),
         sa.Column("commit", sa.String()),
@@ -59,7 +60,7 @@ def upgrade() -> None:
     op.create_index(
         op.f("ix_model_downloads_open"),
         "model_downloads",
-        ["profile", "model"],
+        ["team_id", "profile", "model"],
         unique=True,
         postgresql_where=sa.text("ended_at IS NULL"),
     )

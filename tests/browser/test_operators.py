@@ -8,6 +8,7 @@ from pathlib import Path
 
 from playwright.async_api import Dialog, Page, expect
 
+from app.core.ids import new_id
 from app.core.settings import Settings
 from tests.browser.conftest import Secured, Stack, assert_accessible
 from tests.conftest import ROOT, connect
@@ -248,12 +249,12 @@ async def test_a_launch_is_followed_to_its_end_and_deleted(stack: Stack, page: P
 
 DOWNLOAD = """
 INSERT INTO model_downloads (id, team_id, profile, model, revision, done_bytes, total_bytes)
-VALUES (gen_random_uuid(), 'default', 'elsewhere', $1::text, 'main', 2500000, 10000000)
+VALUES ($2::uuid, 'default', 'elsewhere', $1::text, 'main', 2500000, 10000000)
 """  # no worker takes it
 
 
 async def test_models_are_downloaded(stack: Stack, page: Page) -> None:
-    await execute(stack, DOWNLOAD, "owner/waits")
+    await execute(stack, DOWNLOAD, "owner/waits", str(new_id()))
     await page.goto("/launches")
     await page.click("nav.tabs >> text=Downloads")
     row = page.locator("#downloads tbody tr", has_text="owner/waits")

@@ -29,7 +29,9 @@ async def create_download(request: Request, services: ServicesOf, team: TeamOf) 
     profile = _profile(services.profiles, create.profile)
     download = await services.downloads.create(team, profile.name, create.model, create.revision)
     location = f"/launches/downloads/{download.id}"
-    return json_response(download_to_wire(download), 202, headers={"Location": location})
+    return json_response(
+        download_to_wire(download, services.profiles), 202, headers={"Location": location}
+    )
 
 
 @router.get("/launches/downloads", response_model=list[ModelDownloadRead])
@@ -42,7 +44,7 @@ async def list_downloads(
 ) -> Response:
     """List the downloads, the newest first."""
     downloads = await services.downloads.list(team, after=after, limit=limit)
-    items = [download_to_wire(one) for one in downloads]
+    items = [download_to_wire(one, services.profiles) for one in downloads]
     return await page_response(request, items, last_of_full(items, limit))
 
 
@@ -50,14 +52,14 @@ async def list_downloads(
 async def read_download(download_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Read one download."""
     download = await services.downloads.get(team, to_id(download_id, "download"))
-    return json_response(download_to_wire(download))
+    return json_response(download_to_wire(download, services.profiles))
 
 
 @router.post("/launches/downloads/{download_id}/cancel", response_model=ModelDownloadRead)
 async def cancel_download(download_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Cancel a download; what is received stays for another one. An ended one stays unchanged."""
     download = await services.downloads.cancel(team, to_id(download_id, "download"))
-    return json_response(download_to_wire(download))
+    return json_response(download_to_wire(download, services.profiles))
 
 
 def _profile(profiles: dict[str, Profile], name: str | None) -> Profile:

@@ -1,5 +1,6 @@
 """Wire schemas of downloads of models."""
 
+from collections.abc import Container
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -11,6 +12,8 @@ from app.provisioning import patterns
 from app.provisioning.catalogue import Revision
 from app.provisioning.download_store import DownloadState, ModelDownload
 from app.provisioning.profiles import Name
+
+_NO_PROFILE = "the service does not have the profile any more: cancel the download"
 
 
 def _hugging_face_id(text: str) -> str:
@@ -47,14 +50,16 @@ class ModelDownloadRead(BaseModel):
     ended_at: datetime | None
 
 
-def download_to_wire(download: ModelDownload) -> dict[str, Any]:
+def download_to_wire(download: ModelDownload, profiles: Container[str]) -> dict[str, Any]:
+    """A download as JSON; `profiles` are those that the service has."""
+    is_lost = download.ended_at is None and download.profile not in profiles
     return {
         "id": str(download.id),
         "model": download.model,
         "revision": download.revision,
         "profile": download.profile,
         "state": download.state,
-        "reason": download.reason,
+        "reason": _NO_PROFILE if is_lost else download.reason,
         "attempt": download.attempt,
         "done_bytes": download.done_bytes,
         "total_bytes": download.total_bytes,

@@ -129,7 +129,9 @@ model_downloads = sa.Table(
     sa.Column("state", sa.String, nullable=False, server_default="queued"),
     # Reason why it waits or ended, for people.
     sa.Column("reason", sa.Text, nullable=False, server_default=""),
-    sa.Column("attempt", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("attempt", sa.Integer, nullable=False, server_default="0"),  # claims
+    # Of its host or hub, since there was progress.
+    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),
     # Bytes of the snapshot that are there; the total is NULL until the files are listed.
     sa.Column("done_bytes", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("total_bytes", sa.BigInteger),
@@ -145,6 +147,11 @@ model_downloads = sa.Table(
     sa.CheckConstraint("(state IN ('queued', 'running')) = (ended_at IS NULL)", name="ended"),
     index("team_id", "id"),
     index(
-        "profile", "model", name="ix_model_downloads_open", unique=True, where="ended_at IS NULL"
+        "team_id",
+        "profile",
+        "model",
+        name="ix_model_downloads_open",
+        unique=True,
+        where="ended_at IS NULL",
     ),
 )

@@ -4,7 +4,7 @@ Not by huggingface_hub, which a login host may lack: its version 2 begins an int
 not compare checksums.
 
 The request is a JSON object on standard input, which no process list shows. Each line of output is a
-JSON object: `done` and `total` in bytes, each half second; at the end `error` and `is_busy`, or `commit`, `snapshot`,
+JSON object: `done` and `total` in bytes, each half second; at the end `error` and `is_transient`, or `commit`, `snapshot`,
 `files`, `total` and `received`. A reader that is gone ends the download.
 
 Parts are named after the checksum of their file, and bytes go to their own place in it, so that two
@@ -34,11 +34,11 @@ from app.provisioning.on_host.hub import (
     BLOCK_BYTES,
     CHECKSUM,
     BrokenError,
-    BusyError,
     DownloadError,
     Hub,
     RemoteFile,
     Request,
+    UnavailableError,
     checksum,
     to_remote_file,
 )
@@ -123,7 +123,7 @@ class Download:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise BusyError(
+                raise UnavailableError(
                     f"Another download of {self._request.model} into {self._request.cache} is running."
                 ) from None
             except OSError:
@@ -181,9 +181,7 @@ class Download:
             except BrokenError as error:
                 failures = 1 if progress() > before else failures + 1
                 if failures >= _MAX_ATTEMPTS:
-                    raise DownloadError(
-                        f"{error}, also after {failures} attempts: the same command continues."
-                    ) from error
+                    raise UnavailableError(f"{error}, also after {failures} attempts") from error
                 pause = max(error.pause, _FIRST_PAUSE_SECONDS * 2 ** (failures - 1))
                 if self._stopped.wait(min(pause, _MAX_PAUSE_SECONDS)):
                     raise DownloadError("The download ends.") from error
@@ -286,7 +284,7 @@ def main() -> int:
         place = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
         text = place + str(getattr(error, "strerror", None) or error)
         text = text.replace(request.token, "***") if request.token else text
-        emit({"error": text, "is_busy": isinstance(error, BusyError)})
+        emit({"error": text, "is_transient": isinstance(error, UnavailableError)})
         os._exit(1)
     return 0
 

@@ -25,8 +25,8 @@ class DownloadError(Exception):
     """The download ends; the message is for people."""
 
 
-class BusyError(DownloadError):
-    """Another download of the model runs."""
+class UnavailableError(DownloadError):
+    """Another download may succeed, at a later time."""
 
 
 class BrokenError(Exception):

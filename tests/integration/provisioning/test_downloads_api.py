@@ -12,7 +12,9 @@ import pytest
 from pydantic import SecretStr
 
 from app.core.database import Database
+from app.core.errors import LimitError
 from app.core.settings import Settings
+from app.provisioning import download_store
 from app.provisioning.download_store import MAX_OPEN, DownloadStore, ModelDownload
 from app.provisioning.hub_token import HubToken
 from tests.conftest import Service, run_service
@@ -166,6 +168,12 @@ async def test_a_killed_worker_is_replaced(
         await is_held(hub)
         program = program_of(tmp_path)
         await first.kill()
+
+        async def is_over() -> bool:
+            return has_ended(program)
+
+        await until(is_over)
+        assert (await read(api, accepted))["state"] == "running"
         hub.hold = None
         hub.released.set()
         second = Worker(changed, tmp_path)
@@ -175,7 +183,6 @@ async def test_a_killed_worker_is_replaced(
         finally:
             await second.stop()
     assert (found["state"], found["attempt"]) == ("completed", 2)
-    assert has_ended(program)
     assert content_of(tmp_path) == SERVED
     # At most the bytes in flight came twice.
     assert hub.sent["model-00001-of-00002.safetensors"] < 2 * len(WEIGHTS)
@@ -200,7 +207,7 @@ async def test_a_gated_model_needs_the_stored_token(
         (tmp_path / "token").write_bytes(b"changed")
         broken = await ended(service, await ask(service))
         assert broken["state"] == "failed"
-        assert "store the token again" in broken["reason"]
+        assert "has to store it again" in broken["reason"]
 
 
 async def test_a_host_that_is_away_is_tried_again(
@@ -215,10 +222,10 @@ async def test_a_host_that_is_away_is_tried_again(
     found = await until(is_waiting, 60)
     assert "127.0.0.1 cannot be reached by ssh" in found["reason"]
     assert (found["attempt"], found["ended_at"]) == (1, None)
-    await connection.execute("UPDATE model_downloads SET attempt = 9, next_attempt_at = now()")
+    await connection.execute("UPDATE model_downloads SET failures = 9, next_attempt_at = now()")
     failed = await ended(service, accepted)
     assert failed["state"] == "failed"
-    assert failed["reason"].endswith(", also after 10 attempts")
+    assert failed["reason"].endswith(" (10 attempts without progress)")
 
 
 async def test_a_host_that_is_busy_with_the_model_is_tried_again(
@@ -296,10 +303,11 @@ async def test_only_operators_download_and_only_a_team_sees_its_own(
         assert (await get(PATH, headers=BLUE)).json() == []
         assert_problem(await get(one, headers=BLUE), 404, "not_found")
         assert_problem(await post(f"{one}/cancel", headers=BLUE), 404, "not_found")
-        # The cache is common: its name leads to no row of another team.
-        taken = await post(PATH, json=body, headers=BLUE)
-        assert_problem(taken, 409, "conflict")
-        assert own["id"] not in taken.text
+        # The cache is common, and each team's order is its own.
+        other = await post(PATH, json=body, headers=BLUE)
+        assert other.status_code == 202
+        assert (await get(PATH, headers=BLUE)).json() == [other.json()]
+        assert_problem(await post(PATH, json=body, headers=RED), 409, "conflict")
         assert (await get(one, headers=RED)).json()["state"] == "queued"
 
 
@@ -317,25 +325,121 @@ async def test_open_downloads_are_bounded(
         await ask(service, model="owner/last")
 
 
-async def test_a_worker_that_lost_its_lease_changes_nothing(settings: Settings) -> None:
+@pytest.fixture
+async def store(settings: Settings) -> AsyncIterator[DownloadStore]:
     async with Database(settings, "test") as database:
-        store = DownloadStore(database)
-        made = await store.create("red", "here", MODEL, "main")
-        (late,) = await store.claim(["here"], 2, -1.0)
-        assert await store.claim(["nowhere"], 2, 60.0) == []
-        (current,) = await store.claim(["here"], 2, 60.0)
-        assert (late.attempt, current.attempt) == (1, 2)
-        assert await store.claim(["here"], 2, 60.0) == []
-        assert not await store.renew(late, 1, 2, 60.0)
-        await store.retry(late, "x", 0)
-        await store.complete(late, "c", 1)
-        await store.fail(late, "x")
-        assert await store.get("red", made.id) == current
-        assert await store.renew(current, 1, 2, 60.0)
-        await store.complete(current, "c", 2)
-        assert not await store.renew(current, 1, 2, 60.0)
-        found: ModelDownload = await store.get("red", UUID(str(made.id)))
-        assert (found.state, found.commit, found.done_bytes) == ("completed", "c", 2)
+        yield DownloadStore(database)
+
+
+async def test_a_worker_that_lost_its_lease_changes_nothing(store: DownloadStore) -> None:
+    made = await store.create("red", "here", MODEL, "main")
+    late = await store.claim(["here"], -1.0)
+    assert await store.claim(["nowhere"], 60.0) is None
+    current = await store.claim(["here"], 60.0)
+    assert late is not None
+    assert current is not None
+    assert (late.attempt, current.attempt) == (1, 2)
+    assert await store.claim(["here"], 60.0) is None
+    assert not await store.renew(late, 1, 2, 60.0)
+    await store.retry(late, "x")
+    await store.release(late)
+    await store.complete(late, "c", 1)
+    await store.fail(late, "x")
+    assert await store.get("red", made.id) == current
+    assert await store.renew(current, 1, 2, 60.0)
+    await store.complete(current, "c", 2)
+    assert not await store.renew(current, 1, 2, 60.0)
+    found = await store.get("red", UUID(str(made.id)))
+    assert (found.state, found.commit, found.done_bytes) == ("completed", "c", 2)
+
+
+async def test_progress_forgives_failures(
+    store: DownloadStore, connection: asyncpg.Connection
+) -> None:
+    await store.create("red", "here", MODEL, "main")
+    for failures, done in ((0, 0), (1, 0), (2, 5), (1, 5), (2, 5)):
+        claimed = await store.claim(["here"], 60.0)
+        assert claimed is not None
+        assert claimed.failures == failures
+        assert await store.renew(claimed, done, 9, 60.0)
+        await store.retry(claimed, "away")
+        pause = "SELECT extract(epoch FROM next_attempt_at - now())::float8 FROM model_downloads"
+        assert await connection.fetchval(pause) > 5
+        await connection.execute("UPDATE model_downloads SET next_attempt_at = now()")
+    claimed = await store.claim(["here"], 60.0)
+    assert claimed is not None
+    await store.release(claimed)
+    again = await store.claim(["here"], 60.0)
+    assert again is not None
+    assert (again.attempt, again.failures) == (claimed.attempt + 1, claimed.failures)
+
+
+async def test_teams_take_turns_and_a_model_is_fetched_once_at_a_time(store: DownloadStore) -> None:
+    for number in range(3):
+        await store.create("red", "here", f"owner/m{number}", "main")
+    for model in ("owner/m0", "owner/own"):
+        await store.create("blue", "here", model, "main")
+    order = [await store.claim(["here"], 60.0) for _ in range(5)]
+    assert [one and one.model for one in order] == [
+        "owner/m0", "owner/own", "owner/m1", "owner/m2", None,
+    ]  # fmt: skip
+    assert order[0] is not None
+    await store.complete(order[0], "c", 1)
+    last = await store.claim(["here"], 60.0)
+    assert last is not None
+    assert last.model == "owner/m0"
+
+
+async def test_the_bound_holds_for_requests_at_once(
+    store: DownloadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download_store, "MAX_OPEN", 3)
+    made = await asyncio.gather(
+        *(store.create("red", "here", f"owner/m{number}", "main") for number in range(12)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(one, ModelDownload) for one in made) == 3
+    assert sum(isinstance(one, LimitError) for one in made) == 9
+
+
+async def test_a_removed_profile_is_named_as_the_reason(
+    settings: Settings, endpoint: str, tmp_path: Path, connection: asyncpg.Connection
+) -> None:
+    async with run_service(downloading(settings, tmp_path, endpoint), with_worker=True) as service:
+        accepted = await ask(service, profile="far")
+        await connection.execute("UPDATE model_downloads SET profile = 'gone'")
+        found = await read(service, accepted)
+        assert found["ended_at"] is None
+        assert "cancel the download" in found["reason"]
+
+
+async def test_a_stopped_worker_hands_its_downloads_over(
+    settings: Settings, hub: HuggingFaceHub, endpoint: str, tmp_path: Path
+) -> None:
+    hub.hold = 400_000
+    changed = downloading(settings, tmp_path, endpoint, launch_lease_seconds=600.0)
+    async with run_service(changed, with_worker=False) as api:
+        async with run_service(changed, with_worker=True):
+            accepted = await ask(api)
+            await is_held(hub)
+        assert (await read(api, accepted))["state"] == "queued"
+        hub.hold = None
+        hub.released.set()
+        async with run_service(changed, with_worker=True):
+            assert (await ended(api, accepted))["state"] == "completed"
+    assert content_of(tmp_path) == SERVED
+
+
+async def test_an_end_that_cannot_be_stored_is_an_end(
+    service: Service, monkeypatch: pytest.MonkeyPatch, hub: HuggingFaceHub
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise asyncpg.DataError("refused")
+
+    monkeypatch.setattr(DownloadStore, "complete", refuse)
+    found = await ended(service, await ask(service))
+    assert (found["state"], found["attempt"]) == ("failed", 1)
+    assert "a bug in the service" in found["reason"]
 
 
 async def test_a_database_that_is_away_for_longer_than_the_lease_ends_the_download(
@@ -351,10 +455,9 @@ async def test_a_database_that_is_away_for_longer_than_the_lease_ends_the_downlo
     await is_held(hub)
     program = program_of(tmp_path)
     monkeypatch.setattr(DownloadStore, "renew", is_away)
-    monkeypatch.setattr(DownloadStore, "claim", lambda *_: asyncio.sleep(0, []))
+    monkeypatch.setattr(DownloadStore, "claim", lambda *_: asyncio.sleep(0))
 
     async def is_over() -> bool:
         return has_ended(program)
 
     await until(is_over)
-    assert (tmp_path / "cache").exists()
