@@ -46,7 +46,7 @@ class ModelDownloadError(Exception):
 
 
 class ModelUnavailableError(ModelDownloadError):
-    """Another download may succeed, at a later time: the hub is away, or the cache in use."""
+    """Another download may succeed, at a later time: the hub cannot be reached, or the cache is in use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ model_downloads = sa.Table(
     # Reason why it waits or ended, for people.
     sa.Column("reason", sa.Text, nullable=False, server_default=""),
     sa.Column("attempt", sa.Integer, nullable=False, server_default="0"),  # claims
-    # Of its host or hub, since there was progress.
+    # Attempts that its host or hub ended, since the last progress.
     sa.Column("failures", sa.Integer, nullable=False, server_default="0"),
     # Bytes of the snapshot that are there; the total is NULL until the files are listed.
     sa.Column("done_bytes", sa.BigInteger, nullable=False, server_default="0"),
