@@ -69,11 +69,11 @@ WHERE id = $1 AND team_id = $2 AND ended_at IS NULL
 """
 
 # Teams take turns by the number of their running downloads. A model that another team's download fetches
-# into the same cache waits.
+# to the same profile waits.
 _CLAIM = f"""
 WITH running AS (
   SELECT id, team_id, profile, model FROM model_downloads
-  WHERE state = 'running' AND lease_expires_at > now()
+  WHERE ended_at IS NULL AND state = 'running' AND lease_expires_at > now()
 ), due AS (
   SELECT id FROM model_downloads m
   WHERE ended_at IS NULL AND profile = ANY($1::text[]) AND next_attempt_at <= now()
@@ -88,7 +88,7 @@ FROM due WHERE d.id = due.id RETURNING {_COLUMNS}
 """
 _HELD = "id = $1 AND attempt = $2 AND state = 'running'"
 _RENEW = f"""
-UPDATE model_downloads SET done_bytes = $3, total_bytes = coalesce($4, total_bytes),
+UPDATE model_downloads SET done_bytes = greatest(done_bytes, $3), total_bytes = coalesce($4, total_bytes),
   failures = CASE WHEN $3 > done_bytes THEN 0 ELSE failures END,
   lease_expires_at = now() + make_interval(secs => $5)
 WHERE {_HELD} RETURNING id
@@ -104,7 +104,7 @@ UPDATE model_downloads SET
 WHERE {_HELD}
 """
 _RELEASE = f"""
-UPDATE model_downloads SET state = 'queued', lease_expires_at = NULL, next_attempt_at = now()
+UPDATE model_downloads SET state = 'queued', lease_expires_at = NULL
 WHERE {_HELD}
 """
 _COMPLETE = f"""
@@ -180,7 +180,7 @@ class DownloadStore:
     async def renew(
         self, download: ModelDownload, done: int, total: int | None, lease_seconds: float
     ) -> bool:
-        """Store the progress and renew the lease; False if the lease is lost or the download ended."""
+        """Store the most bytes that were there and renew the lease; False if the lease is lost or the download ended."""
         row = await self._database.fetchrow(
             _RENEW, download.id, download.attempt, done, total, lease_seconds
         )
@@ -191,7 +191,7 @@ class DownloadStore:
         await self._database.fetch(_RETRY, download.id, download.attempt, reason)
 
     async def release(self, download: ModelDownload) -> None:
-        """Queue the download for another worker at once."""
+        """Queue the download for another worker, in its former place."""
         await self._database.fetch(_RELEASE, download.id, download.attempt)
 
     async def complete(self, download: ModelDownload, commit: str, total: int) -> None:

@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 _MAX_AT_ONCE = 2  # downloads that one process runs at the same time
 _RENEW_SECONDS = 2.0
-_RELEASE_SECONDS = 2.0
+_RELEASE_SECONDS = 5.0
 _MAX_POLL_SECONDS = 15.0
 _BUG = "a bug in the service; its worker's log has the details"
-_UNREADABLE = "the stored token cannot be read: the operator has to store it again"
+_UNREADABLE = "the stored token cannot be read; the worker's log has the reason"
 
 
 @dataclass(slots=True)

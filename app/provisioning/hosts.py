@@ -14,11 +14,11 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from app.provisioning.profiles import Profile
 
@@ -32,6 +32,7 @@ _INHERITED = re.compile(
 )
 _MAX_CONCURRENT_COMMANDS = 8  # commands that run at the same time
 MAX_OUTPUT = 1 << 20
+_T = TypeVar("_T")
 _SSH_FAILED = 255  # ssh's own exit status when it did not reach the other side
 
 
@@ -105,15 +106,15 @@ class Hosts:
         longer than this generator. Use it inside `contextlib.aclosing`.
         """
         words, environment = self._placed(profile, words), _local(profile, environment)
-        loop = asyncio.get_running_loop()
         with tempfile.TemporaryFile() as errors:
             process = _start(words, environment, errors)
             assert process.stdout is not None
             try:
-                await loop.run_in_executor(self._threads, _send, process, content)
-                while line := await self._line(words[0], process.stdout):
-                    yield line
-                status = await loop.run_in_executor(self._threads, process.wait)
+                await self._within_a_time(words[0], _send, process, content)
+                read = process.stdout.readline
+                while line := await self._within_a_time(words[0], read, _MAX_LINE):
+                    yield _text(line)
+                status = await self._within_a_time(words[0], process.wait)
             finally:
                 process.kill()
                 # A process that waits for a dead file system does not end; the loop must not wait for it.
@@ -124,15 +125,14 @@ class Hosts:
         if status != 0:
             raise HostError(answer.error_line or f"{words[0]} ended with status {status}")
 
-    async def _line(self, program: str, output: IO[bytes]) -> str:
-        """The next line, empty at the end. Raises HostError."""
+    async def _within_a_time(self, program: str, work: Callable[..., _T], *arguments: object) -> _T:
+        """The result of a thread that waits for a program. Raises HostError."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_LINE_SECONDS):
-                line = await loop.run_in_executor(self._threads, output.readline, _MAX_LINE)
+                return await loop.run_in_executor(self._threads, work, *arguments)
         except TimeoutError:
             raise HostError(f"{program} has reported nothing for {_LINE_SECONDS:.0f} s") from None
-        return _text(line)
 
     def _placed(self, profile: Profile, words: Sequence[str]) -> Sequence[str]:
         """The command as it is started here."""

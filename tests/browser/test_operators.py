@@ -276,6 +276,10 @@ async def test_models_are_downloaded(stack: Stack, page: Page) -> None:
     await page.fill("#f-model", "owner/asked")
     await page.click("button:has-text('Download')")
     await expect(page.locator("#downloads")).to_contain_text("owner/asked")
+    await execute(
+        stack,
+        "UPDATE model_downloads SET state = 'cancelled', ended_at = now() WHERE ended_at IS NULL",
+    )
     ended = "UPDATE model_downloads SET state = 'completed', ended_at = now(), reason = $1::text, commit = 'c0ffee' WHERE model = 'owner/waits'"  # fmt: skip
     await execute(stack, ended, EVIL)
     await expect(row).to_contain_text(EVIL)

@@ -67,7 +67,7 @@ class LaunchSettings(Section, title="Launches"):
     catalogue_file: Optional[Path] = None
     """TOML file of the models offered for launching, read at each request. Unset: none."""
     launch_poll_seconds: float = Field(10.0, gt=0, le=600)
-    """Interval at which a launch's job, server and use are checked, and due downloads claimed."""
+    """Interval at which a launch's job, server and use are checked. Downloads that are due are claimed as often, and each 15 s at least."""
     launch_lease_seconds: float = Field(60.0, ge=3, le=3600)
     """Time limit of one such check; after it another worker takes the launch. Also the lease of a download."""
     launch_drain_seconds: float = Field(60.0, ge=0, le=86_400)

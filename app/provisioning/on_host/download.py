@@ -124,7 +124,7 @@ class Download:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UnavailableError(
-                    f"Another download of {self._request.model} into {self._request.cache} is running."
+                    f"Another download of {self._request.model} into {self._request.cache} is running"
                 ) from None
             except OSError:
                 pass  # a file system without locks
