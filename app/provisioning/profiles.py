@@ -187,6 +187,12 @@ def find_profile(
     return next((one for one in fitting if one.default), fitting[0] if fitting else None)
 
 
+def no_such_profile(profiles: dict[str, Profile]) -> str:
+    """The message for a request whose profile there is not."""
+    known = ", ".join(profiles) or "none: the operator writes them (LLM_PROFILES_FILE)"
+    return f"there is no such profile; there are {known}"
+
+
 def read_tables(file: Path, name: str) -> dict[str, Any]:
     """The tables below one name, which must be all of the file. Raises ProfileError."""
     try:

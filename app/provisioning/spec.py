@@ -11,7 +11,14 @@ from app.inference.model_repository import ModelRepositoryError, entry_name
 from app.inference.server_store import is_static_name
 from app.provisioning import patterns
 from app.provisioning.catalogue import CatalogueEntry, ModelName, Revision
-from app.provisioning.profiles import Name, Profile, Provider, Tier, find_profile
+from app.provisioning.profiles import (
+    Name,
+    Profile,
+    Provider,
+    Tier,
+    find_profile,
+    no_such_profile,
+)
 from app.provisioning.resources import choose_tier, size_of
 from app.provisioning.sizing.resources import MAX_NODES
 
@@ -260,10 +267,7 @@ def _profile(
     name = request.profile or (offered.profile if offered and request.provider is None else None)
     profile = find_profile(profiles, name, request.provider)
     if profile is None:
-        known = ", ".join(profiles) or "none: the operator writes them (LLM_PROFILES_FILE)"
-        raise invalid_field(
-            "profile" if name else "provider", f"there is no such profile; there are {known}"
-        )
+        raise invalid_field("profile" if name else "provider", no_such_profile(profiles))
     if request.provider not in (None, profile.provider):
         raise invalid_field("provider", f"the profile {profile.name!r} is of {profile.provider}")
     return profile

@@ -265,9 +265,7 @@ async def test_models_are_downloaded(stack: Stack, page: Page) -> None:
     await row.locator("button:has-text('Cancel')").click()
     await expect(row.locator(".badge")).to_have_text("cancelled")
     await row.locator("button:has-text('Continue')").click()
-    await expect(page.locator("#f-profile-help .wrong")).to_contain_text(
-        "there is none of this name"
-    )
+    await expect(page.locator("#f-profile-help .wrong")).to_contain_text("there is no such profile")
     await expect(page.locator("#f-model")).to_have_value("owner/waits")
     await page.fill("#f-model", "no name")
     await page.click("button:has-text('Download')")

@@ -12,7 +12,7 @@ from app.api.json_codec import json_response, parse
 from app.api.pagination import After, Limit, last_of_full, page_response
 from app.api.raw_routes import describe
 from app.core.errors import invalid_field
-from app.provisioning.profiles import Profile, find_profile
+from app.provisioning.profiles import Profile, find_profile, no_such_profile
 
 router = APIRouter(tags=["launches"])
 
@@ -66,9 +66,7 @@ def _profile(profiles: dict[str, Profile], name: str | None) -> Profile:
     """The profile of a download. Raises InvalidRequestError."""
     found = find_profile(profiles, name, None)
     if found is None:
-        declared = f"there is none of this name; there are: {', '.join(profiles)}"
-        message = declared if profiles else "the service has none (LLM_PROFILES_FILE)"
-        raise invalid_field("profile", message)
+        raise invalid_field("profile", no_such_profile(profiles))
     if found.cache is None:
         raise invalid_field("profile", f"{found.name} has no `cache`: the operator has to add one")
     return found

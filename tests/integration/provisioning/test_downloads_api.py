@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -454,19 +454,30 @@ async def test_an_end_that_cannot_be_stored_is_an_end(
     assert "a bug in the service" in found["reason"]
 
 
+async def refuse(*_: object) -> bool:
+    raise ConnectionResetError
+
+
+async def hang(*_: object) -> bool:
+    await asyncio.sleep(1000)
+    return True
+
+
+@pytest.mark.parametrize("fault", [refuse, hang])
 async def test_a_database_that_is_away_for_longer_than_the_lease_ends_the_download(
-    service: Service, hub: HuggingFaceHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service,
+    hub: HuggingFaceHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., Awaitable[bool]],
 ) -> None:
     """Or another worker's attempt would meet this one's on the host."""
-
-    async def is_away(*_: object) -> bool:
-        raise ConnectionResetError
 
     hub.hold = 400_000
     accepted = await ask(service)
     await is_held(hub)
     program = program_of(tmp_path)
-    monkeypatch.setattr(DownloadStore, "renew", is_away)
+    monkeypatch.setattr(DownloadStore, "renew", fault)
     monkeypatch.setattr(DownloadStore, "claim", lambda *_: asyncio.sleep(0))
 
     async def is_over() -> bool:
