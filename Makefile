@@ -10,10 +10,12 @@
 #   QUANTIZATION=...     quantization of MODEL, as vLLM names it
 #   MAX_MODEL_LEN=...    longest prompt and answer of MODEL together, in tokens
 #   NAME=...             name of the entry that `make model` writes (default: the last part of MODEL)
-#   JOBS=4               processes that share the tests (0: all in one, as for a debugger)
+#   JOBS=2               processes that share the tests (default: the cores; 0: all in one, as for a debugger)
+#   ALL=1                every shard of `make trial`, not only those of what changed and the one whose turn it is
 #   BASE=main            branch that the changes are compared with by `make check`
 #   MESSAGE=...          name of the migration that `make migration` writes
 #   MINUTES=10 SEED=...  how long `make chaos` and `make attack` are; the seed of a run that is to be repeated
+#   FUZZ=20              how many times as much `make soak` draws as `make test`
 #   PYTHON=...           Python 3.11 to 3.13 for the service (default: looked for)
 #   TRITON_PYTHON=...    Python 3.11 with its shared library for Triton (default: looked for)
 
@@ -22,9 +24,11 @@ SHELL := /bin/sh
 PORT ?= 8887
 UI_PORT ?=
 DATA ?= .data
-JOBS ?= 4
+JOBS ?= $(shell nproc)
+ALL ?=
 BASE ?= main
 MINUTES ?= 10
+FUZZ ?= 20
 SEED ?=
 PYTHON ?=
 TRITON_PYTHON ?=
@@ -43,6 +47,9 @@ $(shell $(venv_python) -I -c '' 2>/dev/null || rm -f .venv/.service .venv/.dev)
 $(shell .venv-recipes/bin/python -I -c '' 2>/dev/null || rm -f .venv-recipes/.ready)
 $(shell .venv-triton/bin/python -I -c '' 2>/dev/null || rm -f .venv-triton/.light .venv-triton/.cpu)
 $(shell .venv-triton-gpu/bin/python -I -c '' 2>/dev/null || rm -f .venv-triton-gpu/.gpu)
+
+# Each of hundreds of processes that tests start would compile its modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # `make run` asks the NVIDIA driver before it installs anything; GPU=1 without a GPU ends here.
 processor := cpu
@@ -84,8 +91,12 @@ migrate: $(service) ## Bring the schema of the database named by LLM_DATABASE_* 
 ##@ Check
 
 .PHONY: test
-test: $(dev) .venv-triton/.cpu .venv-recipes/.ready nvidia_triton/.venv/.ready ## Run every test (unit, integration, end to end, chaos)
-	.venv/bin/pytest -q -n $(JOBS) --durations=15 $(PYTEST_ARGS)
+test: $(dev) .venv-triton/.cpu ## Run the fast tests: PostgreSQL, Triton with a scripted model, one start of a real engine (10 min)
+	.venv/bin/pytest -q -n $(JOBS) -m "not trial" --durations=15 $(PYTEST_ARGS)
+
+.PHONY: trial
+trial: $(dev) .venv-triton/.cpu .venv-recipes/.ready nvidia_triton/.venv/.ready ## Run the long tests: engines, browser, containers, Slurm, kills (ALL=1: all shards)
+	TRIAL_SHARDS=turn ALL=$(ALL) .venv/bin/pytest -q -n $(JOBS) -m trial --durations=15 $(PYTEST_ARGS)
 
 .PHONY: check
 check: lint .venv-triton/.cpu ## `make lint`, the unit tests, the integration tests of what differs from BASE, and 4 faults planted there
@@ -141,6 +152,11 @@ upgrade: $(dev) .venv-triton/.cpu ## Upgrade a service of the revision FROM= und
 .PHONY: chaos
 chaos: $(dev) .venv-triton/.cpu ## Ten minutes of everything failing at once (docs/chaos.md; MINUTES=, SEED=)
 	GRPC_VERBOSITY=ERROR $(venv_python) -m tests.chaos.storm --minutes "$(MINUTES)" $(if $(SEED),--seed "$(SEED)") $(CHAOS_ARGS)
+
+.PHONY: soak
+soak: $(dev) .venv-triton/.cpu ## An hour or more: state machines and requests drawn FUZZ= times as often, a storm, an attack
+	JUDGES=1 FUZZ=$(FUZZ) .venv/bin/pytest -q -n $(JOBS) -m soak --timeout 0 $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory chaos attack
 
 .PHONY: attack
 attack: $(dev) .venv-triton/.cpu ## Ten minutes of a hostile team beside a polite one, within 1 GiB of memory (docs/testing.md; MINUTES=, SEED=)

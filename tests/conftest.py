@@ -36,7 +36,7 @@ from app.core.settings import Settings
 from tests.postgres import PostgresServer, start_postgres
 from tests.servers import TEMPLATE, RunningTriton, running_servers
 
-pytest_plugins = ["tests.scheduling"]
+pytest_plugins = ["tests.hangs", "tests.scheduling", "tests.shards", "tests.tiers"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TRITON_VENV = ROOT / ".venv-triton"

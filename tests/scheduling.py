@@ -1,7 +1,7 @@
 """Distribution of test files to processes.
 
 A file is never divided; neither are the files of a group in `_GROUPS`. A process that dies fails the
-test that it ran; the process that replaces it continues behind that test.
+test that it ran, and ends the run: the others finish the files that they have.
 """
 
 import contextlib
@@ -40,32 +40,15 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist ships no type i
         return next((group[0] for group in _GROUPS if file.startswith(group)), file)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Return the test in which the process died, and hand on those behind it.
+        """Return the test in which the process died; the run ends (`--max-worker-restart=0`).
 
-        The parent class hands on that test, in which the next process dies, and files that have ended,
-        for which it waits forever.
+        The parent class hands that test on, and the next process dies in it.
         """
         files = self.assigned_work.pop(node)
-        left = [
-            (file, test)
-            for file, tests in files.items()
-            for test, ended in tests.items()
-            if not ended
-        ]
-        if not left:
-            return None
-        file, died_in = left[0]
-        files[file][died_in] = True
-        self.workqueue.update(
-            {file: files[file] for file, _ in left if not all(files[file].values())}
-        )
-        for other in self.nodes:
-            self._reschedule(other)
-        return str(died_in)
+        left = (test for tests in files.values() for test, ended in tests.items() if not ended)
+        return next(left, None)
 
     def _reschedule(self, node: WorkerController) -> None:
-        if node not in self.registered_collections:
-            return  # it replaces one that died, and collects its tests
         super()._reschedule(node)
         while self.workqueue and not node.shutting_down and self._tests_of(node) < _KNOWN_TESTS:
             self._assign_work_unit(node)

@@ -31,10 +31,9 @@ _START_SECONDS = 120
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One loop for them all: a browser belongs to the loop that started it."""
     for item in items:
-        if HERE in item.path.parents:
-            if inspect.iscoroutinefunction(getattr(item, "function", None)):
-                item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
-            item.add_marker(pytest.mark.system)
+        is_async = inspect.iscoroutinefunction(getattr(item, "function", None))
+        if is_async and HERE in item.path.parents:
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from tests.chaos.history import LOG_EVERYTHING
 from tests.chaos.http_client import HttpClient
 from tests.postgres import PostgresServer
 
-LEASE_SECONDS = 6.0  # a machine that stalls for less than two thirds fences no worker
+LEASE_SECONDS = 4.0  # a machine that stalls for less than two thirds fences no worker
 GRACE_SECONDS = 3.0
 PARAMETERS = {"max_tokens": 200}
 _ASKED_AT_ONCE = 250

@@ -25,6 +25,7 @@ from tests.chaos.stack import (
     until,
 )
 
+pytestmark = pytest.mark.shard("failover")
 # Time-out of a request while the database is unavailable: longer than a lease.
 TIMEOUT_SECONDS = 1.5 * LEASE_SECONDS
 

@@ -20,11 +20,11 @@ from tests.chaos.stack import (
 # Also a Triton that hangs and is restarted has its time (see `finish`).
 pytestmark = pytest.mark.timeout(300)
 
-COUNT = 500
-# Five seconds each; the last hundred are sent while the victim is dead.
+COUNT = 150
+# Five seconds each; the last thirty are sent while the victim is dead.
 PROMPTS = [f"Victim {number} {{{{chunks=12 delay_ms=400}}}}" for number in range(COUNT)]
-BEFORE = 400
-IN_FLIGHT = 250  # at least, when the victim is killed
+BEFORE = 120
+IN_FLIGHT = 75  # at least, when the victim is killed
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.chaos.stack import (
 )
 from tests.network_hosts import cut_off
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.shard("partitions"), pytest.mark.timeout(400)]
 
 _PARTITION_SECONDS = 1.3 * LEASE_SECONDS
 _SETTLING_SECONDS = LEASE_SECONDS / 2  # until what was under way has been answered

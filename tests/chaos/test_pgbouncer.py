@@ -24,7 +24,7 @@ from tests.conftest import make_settings
 from tests.pgbouncer import CONNECTIONS, PgBouncer, set_role
 from tests.postgres import PostgresServer
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 # Time-out of a request: PgBouncer is down for a part of it.
 TIMEOUT_SECONDS = 10.0

@@ -18,7 +18,6 @@ from tests.integration.support import serve
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(300),  # the index is built first
-    pytest.mark.system,
     pytest.mark.skipif(
         not (shutil.which("curl") and shutil.which("jq")), reason="needs curl and jq"
     ),

@@ -24,6 +24,7 @@ GREEDY = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
 NEAR_TIE = 0.02
 
 
+@pytest.mark.slow("a real engine starts: the smoke test of `make test`")
 async def test_continues_python(vllm_service: Service) -> None:
     answer = await vllm_service.client.post(
         "/results/",

@@ -283,7 +283,6 @@ async def curl(*arguments: str) -> str:
     return ran.stdout
 
 
-@pytest.mark.system
 @pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
 async def test_curl_lines_of_the_description(url: str, expected: str) -> None:
     body = {"text": PROMPT, "top_k": "1", "top_p": "0.9", "max_tokens": str(COUNT)}

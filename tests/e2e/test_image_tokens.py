@@ -1,7 +1,6 @@
 """Tokens and sizes of images, compared with vLLM, transformers and Pillow."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,13 @@ from tokenizers import Tokenizer, models
 
 from app.inference.image_size import size_of
 from app.inference.image_tokens import read_image_rule
-from tests.conftest import TRITON_VENV
+from tests.judges import judge
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.slow("its judge runs where the lock has changed"),
+    pytest.mark.soak,
+    pytest.mark.timeout(300),
+]
 
 SIZES = (
     *((1, 1), (4, 4), (28, 28), (640, 480), (481, 641), (1024, 1024), (1540, 1541), (4000, 3000)),
@@ -43,20 +46,13 @@ CASES: tuple[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]], ...] = 
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def judged() -> dict[str, Any]:
     cases = [
         {"family": family, "config": given or steps, "sizes": SIZES}
         for family, _, steps, given in CASES
     ]
-    run = subprocess.run(
-        [TRITON_VENV / "bin" / "python", "-I", Path(__file__).with_name("count_by_vllm.py")],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path_factory.mktemp("vllm"),
-    )
-    found: dict[str, Any] = json.loads(run.stdout)
+    answer = judge(Path(__file__).with_name("count_by_vllm.py"), json.dumps(cases))
+    found: dict[str, Any] = json.loads(answer)
     return found
 
 

@@ -4,7 +4,6 @@ vLLM's parser of Harmony needs a vocabulary from the network, so that no case of
 """
 
 import json
-import subprocess
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,14 @@ import pytest
 
 from app.inference.reasoning import OutputReader, Piece, Reasoning, ReasoningFormat, ReasoningUse
 from app.inference.tool_calls import ToolCall, ToolFormat, reader_of
-from tests.conftest import TRITON_VENV
+from tests.judges import judge
 from tests.unit.inference.test_tool_call_formats import deep
 
-_SECONDS = 300
+pytestmark = [
+    pytest.mark.slow("its judge runs where the lock has changed"),
+    pytest.mark.soak,
+    pytest.mark.timeout(300),
+]
 
 THINK, SEED, MISTRAL = ReasoningFormat.THINK, ReasoningFormat.SEED, ReasoningFormat.MISTRAL
 OLD_MISTRAL = ["[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"]  # its tokenizer lacks them
@@ -223,19 +226,11 @@ def all_cuts(text: str) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def vllm_parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def vllm_parts() -> dict[str, list[Any]]:
     """The parts that vLLM's parsers find, by case."""
     cases = [*CASES, *(case for case, _, _ in DIFFERENCES.values())]
-    run = subprocess.run(
-        [TRITON_VENV / "bin" / "python", "-I", Path(__file__).with_name("parse_by_vllm.py")],
-        input=json.dumps([asdict(case) for case in cases]),
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path_factory.mktemp("vllm"),
-        timeout=_SECONDS,
-    )
-    found = json.loads(run.stdout)
+    given = json.dumps([asdict(case) for case in cases])
+    found = json.loads(judge(Path(__file__).with_name("parse_by_vllm.py"), given))
     parts = {}
     for case, answer in zip(cases, found, strict=True):
         assert isinstance(answer, list), (case, answer)
@@ -245,7 +240,6 @@ def vllm_parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]
     return parts
 
 
-@pytest.mark.timeout(_SECONDS + 60)
 def test_texts_have_the_parts_that_vllm_finds(vllm_parts: dict[str, list[Any]]) -> None:
     for case in CASES:
         expected = vllm_parts[repr(case)]
@@ -256,7 +250,6 @@ def test_texts_have_the_parts_that_vllm_finds(vllm_parts: dict[str, list[Any]]) 
             assert read(case, cuts) == expected, (case, cuts)
 
 
-@pytest.mark.timeout(_SECONDS + 60)
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_known_differences(vllm_parts: dict[str, list[Any]], name: str) -> None:
     case, theirs, ours = DIFFERENCES[name]

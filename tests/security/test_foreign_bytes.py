@@ -38,6 +38,7 @@ from app.ui.markdown import render_markdown
 from tests.machines import machine_settings
 from tests.unit.auth.test_jwt import sign
 
+pytestmark = pytest.mark.soak
 EXAMPLES = 50
 MODELS: tuple[type[BaseModel], ...] = (
     ResultCreate, ContextCreate, ChatRequest, CompletionRequest, ResponseCreate, BatchCreate, GenerateRequest,

@@ -5,7 +5,11 @@ import json
 import re
 import sys
 
+import pytest
+
 from tests.conftest import ROOT, Service
+
+pytestmark = pytest.mark.trial  # programs of the documents, in processes of their own
 
 
 async def run_blocks(service: Service, document: str, language: str, *program: str) -> str:

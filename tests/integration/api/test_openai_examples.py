@@ -11,6 +11,8 @@ import pytest
 from tests.conftest import ROOT, Service
 from tests.listening import listening
 
+pytestmark = pytest.mark.trial  # programs of the documents, in processes of their own
+
 # With the lost answer before them, as many failures as the client's default allows.
 _REFUSED = {2, 3}
 

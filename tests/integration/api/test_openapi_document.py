@@ -21,6 +21,8 @@ from tests.integration.auth.test_auth import bearer, guarded
 from tests.integration.support import serve
 from tests.unit.auth.test_jwt import sign
 
+pytestmark = pytest.mark.trial  # thousands of requests
+
 __all__ = ["guarded"]
 
 TOKEN = sign({"team_id": "red", "token_id": "r", "scopes": ["use", "operate"]})
@@ -65,6 +67,7 @@ async def rows_of_another_team(service: Service) -> list[str]:
 
 
 @pytest.mark.timeout(300 * FACTOR)  # thousands of requests
+@pytest.mark.soak
 async def test_every_operation_keeps_to_the_document(guarded: Settings, tmp_path: Path) -> None:
     async with serve(guarded, with_worker=True) as service:
         foreign = json.dumps(await rows_of_another_team(service))

@@ -21,6 +21,8 @@ from tests.conftest import ROOT, Service
 from tests.integration.cutting_http_proxy import CuttingHttpProxy
 from tests.integration.support import UNKNOWN_ID, finish, read, send, serve
 
+pytestmark = pytest.mark.trial  # programs of the documents, in processes of their own
+
 # Bytes of a body until it is cut: some cuts let no event through, and at least one does, even when all
 # of the text is there already.
 CUTS = (9_000, 29, 0, 31_000, 333, 17_000)
@@ -107,7 +109,6 @@ def assert_joined(proxy: CuttingHttpProxy, result: dict[str, Any]) -> None:
 needs_curl = pytest.param(
     "sh",
     marks=[
-        pytest.mark.system,
         pytest.mark.skipif(
             not (shutil.which("curl") and shutil.which("jq")), reason="needs curl and jq"
         ),
@@ -185,7 +186,6 @@ PAGES = {
     ),
 }  # fmt: skip
 needs_browser = [
-    pytest.mark.system,
     pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium"),
 ]
 
@@ -261,7 +261,6 @@ async def test_a_full_service_is_asked_again(one: Service, tmp_path: Path, kind:
     await one.client.delete(f"/results/{other['id']}", params={"force": True})
 
 
-@pytest.mark.system
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="needs curl and jq")
 async def test_the_calls_of_the_readme_and_its_pages(one: Service, tmp_path: Path) -> None:
     pages = (

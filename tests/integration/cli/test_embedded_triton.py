@@ -15,6 +15,8 @@ from app.cli.up.processes import StartError
 from app.cli.up.triton import CRASH, EmbeddedTriton
 from app.inference.triton_client import TritonClient
 
+pytestmark = pytest.mark.trial  # each starts Tritons of its own
+
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = {"scripted": ROOT / "triton" / "models" / "scripted"}
 

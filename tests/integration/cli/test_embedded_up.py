@@ -22,7 +22,10 @@ from app.infini_gram.declarations import read_declarations
 from app.infini_gram.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[3]
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.trial,  # each starts all parts of `up`
+    pytest.mark.timeout(300),
+]
 
 
 def _command_line(process: psutil.Process) -> str:

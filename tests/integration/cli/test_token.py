@@ -78,7 +78,6 @@ async def test_from_making_a_key_to_its_end(settings: Settings) -> None:
     assert "blue" in token(guarded, "list").stdout
 
 
-@pytest.mark.system
 @pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
 async def test_the_calls_of_the_readme(settings: Settings) -> None:
     text = (ROOT / "README.md").read_text()

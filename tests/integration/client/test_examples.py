@@ -14,6 +14,8 @@ from tests.conftest import ROOT, Service
 from tests.integration.client.support import url_of
 from tests.integration.support import serve
 
+pytestmark = pytest.mark.trial  # programs of the documents, in processes of their own
+
 PAGES = ("README.md", "client/README.md", "docs/client.md")
 
 

@@ -17,7 +17,7 @@ from app.core.settings import Settings
 from tests.pgbouncer import CONNECTIONS, PgBouncer, set_role
 from tests.postgres import PostgresServer
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.trial
 
 
 class Behind(NamedTuple):

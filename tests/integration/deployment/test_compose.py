@@ -65,7 +65,6 @@ def compose_command() -> list[str] | None:
     return None
 
 
-@pytest.mark.system
 def test_compose_accepts_the_file() -> None:
     command = compose_command()
     if command is None:

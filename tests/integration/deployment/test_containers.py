@@ -26,9 +26,9 @@ from tests.integration.deployment.test_compose import SERVICES
 from tests.integration.vast_stand_in import run_sshd
 
 pytestmark = [
+    pytest.mark.trial,  # images and containers
     # The first test waits for the base images (a minute of a free core) and the builds (a minute and a half).
     pytest.mark.timeout(900),
-    pytest.mark.system,
     pytest.mark.skipif(
         not is_installed(), reason="needs root, docker.io, docker-compose and debootstrap"
     ),

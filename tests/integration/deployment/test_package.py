@@ -30,7 +30,10 @@ ROOT = Path(__file__).resolve().parents[3]
 FILES = ("app", "db", "docs/errors.md", "models/demo", "triton")
 INSIDE = "llm_api_service/root/"
 START_SECONDS = 120
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.trial,  # environments of their own
+    pytest.mark.timeout(300),
+]
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,6 @@ async def proxied(
         yield Proxied(behind, clients[0], clients[1], trust, certificate, log)
 
 
-@pytest.mark.system
 async def test_streams_and_long_polls_pass_as_they_come(settings: Settings, tmp_path: Path) -> None:
     async with proxied(settings, tmp_path) as proxy:
         body = {"model": "scripted", "content": SLOW}
@@ -177,7 +176,6 @@ async def test_streams_and_long_polls_pass_as_they_come(settings: Settings, tmp_
         assert "ticket" not in log.replace("stream-ticket", "")
 
 
-@pytest.mark.system
 async def test_tls_headers_and_bounds(settings: Settings, tmp_path: Path) -> None:
     async with proxied(settings, tmp_path) as proxy:
         curl = ["curl", "-sS", "--cacert", str(proxy.certificate), "-o", "/dev/null", "-w"]
@@ -229,7 +227,6 @@ async def test_tls_headers_and_bounds(settings: Settings, tmp_path: Path) -> Non
             assert await status_of_announced(proxy, client, path, 200_065_537) == 413
 
 
-@pytest.mark.system
 async def test_an_unavailable_api_is_reported_as_503(settings: Settings, tmp_path: Path) -> None:
     async with proxied(settings, tmp_path, api=f"127.0.0.1:{free_port()}") as proxy:
         for method in ("GET", "POST"):
@@ -239,7 +236,6 @@ async def test_an_unavailable_api_is_reported_as_503(settings: Settings, tmp_pat
             assert answer.headers["retry-after"] == "5"
 
 
-@pytest.mark.system
 async def test_strangers_and_sign_ins_are_slowed(settings: Settings, tmp_path: Path) -> None:
     async with proxied(settings, tmp_path) as proxy:
         form = {"token": "wrong"}

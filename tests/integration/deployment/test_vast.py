@@ -45,7 +45,7 @@ HF_TOKEN = "hf_very_secret"
 DEADLINE_SECONDS = 90
 NASTY = "-oProxyCommand=touch MARK;$(touch MARK)`touch MARK`\n$(shell touch MARK)../../"
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.trial, pytest.mark.shard("vast"), pytest.mark.timeout(300)]
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """Chat templates render as in transformers, character by character."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import pytest
 
 from app.core.errors import InvalidRequestError
 from app.inference.prompts import PromptFormat, read_format
-from tests.conftest import TRITON_VENV
 from tests.integration.support import write_model
+from tests.judges import judge
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<c>"}
 TOOLS = [
@@ -202,16 +201,8 @@ async def render(prompt_format: PromptFormat, case: dict[str, Any]) -> str | Non
 
 async def test_every_template_renders_as_in_transformers(tmp_path: Path) -> None:
     made = cases()
-    script = Path(__file__).with_name("render_by_transformers.py")
-    run = subprocess.run(
-        [TRITON_VENV / "bin" / "python", "-I", script],
-        input=json.dumps(made),
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    expected: list[str | None] = json.loads(run.stdout)
+    answer = judge(Path(__file__).with_name("render_by_transformers.py"), json.dumps(made))
+    expected: list[str | None] = json.loads(answer)
     for place, (case, text) in enumerate(zip(made, expected, strict=True)):
         ours = await render(make_format(tmp_path / str(place), case), case)
         assert ours == text, (case["templates"], case["arguments"])

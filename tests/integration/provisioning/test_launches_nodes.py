@@ -21,7 +21,7 @@ from tests.integration.launching import SCRIPTED, launch, stop, until_state, wit
 from tests.integration.support import until
 from tests.slurm_cluster import PAIR, SlurmCluster, is_installed, start_slurm
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.trial, pytest.mark.shard("slurm")]
 
 TRITON = ROOT / "triton"
 _SERVE = (

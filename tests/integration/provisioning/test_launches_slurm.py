@@ -33,7 +33,7 @@ from tests.integration.support import finish, until
 from tests.postgres import PostgresServer
 from tests.slurm_cluster import NODE, SlurmCluster, is_installed, start_slurm
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.trial, pytest.mark.shard("slurm")]
 
 _CLUSTER = """
 provider = "slurm"

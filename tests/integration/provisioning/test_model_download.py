@@ -420,7 +420,6 @@ def files_with(secret: bytes, place: Path) -> list[Path]:
     return [file for file in place.rglob("*") if file.is_file() and secret in file.read_bytes()]
 
 
-@pytest.mark.system
 async def test_the_token_is_in_no_argument_variable_or_file(
     hub: HuggingFaceHub, remote: Path
 ) -> None:
@@ -450,7 +449,6 @@ async def test_the_token_is_in_no_argument_variable_or_file(
     assert listed.stdout.splitlines()[1].split() == [MODEL, COMMIT[:12], "0.0", "here", "-", "-"]
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 async def test_an_ended_command_ends_the_download_on_the_host(
     number: signal.Signals, hub: HuggingFaceHub, remote: Path

@@ -114,7 +114,6 @@ async def test_a_place_that_cannot_be_read_is_an_error(place: Path) -> None:
         await found_by(profile.model_copy(update={"model_roots": ()}))
 
 
-@pytest.mark.system
 async def test_models_are_found_over_ssh(place: Path) -> None:
     if not ssh_server.is_installed():
         pytest.skip("needs openssh-server, and root")

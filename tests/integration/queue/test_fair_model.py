@@ -165,5 +165,6 @@ class FairQueue(QueueMachine):
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.soak
 def test_claims_follow_the_model(queue_settings: Settings) -> None:
     run_machine(FairQueue, queue_settings, examples=20)

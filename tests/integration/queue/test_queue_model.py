@@ -287,5 +287,6 @@ class Lifecycle(QueueMachine):
 
 
 @pytest.mark.timeout(600)  # to shrink an example that fails
+@pytest.mark.soak
 def test_results_live_as_the_model_says(queue_settings: Settings) -> None:
     run_machine(Lifecycle, queue_settings, examples=25)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
@@ -208,6 +209,7 @@ class KeyMachine(DatabaseMachine):
         assert orphans == []
 
 
+@pytest.mark.soak
 def test_a_key_names_one_request_and_its_results(
     postgres_server: PostgresServer, template: str
 ) -> None:

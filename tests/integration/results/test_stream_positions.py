@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID, uuid4
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
@@ -318,6 +319,7 @@ class StreamMachine(DatabaseMachine):
             await client.events.aclose()
 
 
+@pytest.mark.soak
 def test_a_reader_at_any_position_gets_the_whole_text_once(
     postgres_server: PostgresServer, template: str
 ) -> None:

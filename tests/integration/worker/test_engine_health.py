@@ -22,6 +22,8 @@ from tests.nvidia_like import nvidia_like
 from tests.postgres import PostgresServer
 from tests.silent_proxy import SilentProxy
 
+pytestmark = pytest.mark.trial  # Tritons that die
+
 MODEL = "nvidia"
 SLOW = "{{chunks=40 delay_ms=100}}"
 _ANSWER_SECONDS = 10.0  # for one token

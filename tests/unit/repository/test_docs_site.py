@@ -4,9 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 
 
+@pytest.mark.trial
+@pytest.mark.shard("docs")
 def test_the_site_is_whole(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs/sphinx_site",

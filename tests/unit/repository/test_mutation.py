@@ -207,6 +207,8 @@ def run_mutants(directory: Path, code: str, test: str, collected: list[str]) -> 
     return output.splitlines()
 
 
+@pytest.mark.trial
+@pytest.mark.shard("tools")
 @pytest.mark.parametrize("collected", [[], ["tests"]], ids=["imported_anew", "code_replaced"])
 def test_a_fault_is_seen_by_the_tests_and_not_on_the_disk(
     tmp_path: Path, collected: list[str]
@@ -224,6 +226,8 @@ def test_a_fault_is_seen_by_the_tests_and_not_on_the_disk(
     assert (tmp_path / "sample.py").read_text() == code
 
 
+@pytest.mark.trial
+@pytest.mark.shard("tools")
 def test_a_fault_that_ends_the_process_or_leaves_a_socket_open_is_found(tmp_path: Path) -> None:
     code = """
         import os, signal, socket

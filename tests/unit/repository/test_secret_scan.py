@@ -5,12 +5,15 @@ import sys
 from pathlib import Path
 
 import orjson
+import pytest
 
 from tests.conftest import ROOT
 
 KEY = "AKIA" + "QYLPMN5HFIQR7XYA"  # in two pieces, or it would be found here
 
 
+@pytest.mark.trial
+@pytest.mark.shard("tools")
 def test_a_secret_is_found_and_a_known_one_is_not(tmp_path: Path) -> None:
     for text, code in ((f"key = '{KEY}'\n", 1), ("key = 'of-the-house'\n", 0)):
         file = tmp_path / "settings.ini"
@@ -45,6 +48,8 @@ def commit_with_known(directory: Path, file: Path) -> Path:
     return baseline
 
 
+@pytest.mark.trial
+@pytest.mark.shard("tools")
 def test_a_known_secret_may_move_and_a_new_one_is_found_each_time(tmp_path: Path) -> None:
     file = tmp_path / "settings.ini"
     baseline = commit_with_known(tmp_path, file)
@@ -60,6 +65,8 @@ def test_a_known_secret_may_move_and_a_new_one_is_found_each_time(tmp_path: Path
     assert baseline.read_bytes() == before
 
 
+@pytest.mark.trial
+@pytest.mark.shard("tools")
 def test_a_file_that_was_clean_is_searched_again_after_a_change_of_the_baseline(
     tmp_path: Path,
 ) -> None:
@@ -70,6 +77,8 @@ def test_a_file_that_was_clean_is_searched_again_after_a_change_of_the_baseline(
     assert "settings.ini:1" in find(tmp_path).stdout
 
 
+@pytest.mark.trial
+@pytest.mark.shard("tools")
 def test_the_search_has_the_reports_of_the_tool_itself(tmp_path: Path) -> None:
     """detect-secrets' own hook finds the same, with the repository's baseline."""
     names = [".env.api.dev", "app/auth/jwt_verifier.py", "docker-compose.yml"]

@@ -23,7 +23,10 @@ from tests.integration.queue.plans.states import (
 )
 from tests.postgres import PostgresServer
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [
+    pytest.mark.trial,  # all statements in all states of the statistics
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 # A join of the queue with a list of models, such as `idle` of `enqueue` was: from statistics of an idle
 # queue it reads all that waits.

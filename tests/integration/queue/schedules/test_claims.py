@@ -25,7 +25,7 @@ from tests.integration.queue.schedules.works import (
 )
 
 # One database for all tests of this file.
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.soak, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_two_claims_share_no_result(schedules: Schedules, bench: Bench) -> None:

@@ -20,7 +20,7 @@ from tests.integration.queue.schedules.works import (
 )
 
 # One database for all tests of this file.
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.soak, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_an_end_and_a_rescue(schedules: Schedules, bench: Bench) -> None:

@@ -15,7 +15,7 @@ from tests.integration.queue.schedules.scheduler import Process, Schedule, Work
 from tests.integration.queue.schedules.works import TEAM, WEBHOOK
 
 # One database for all tests of this file.
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.soak, pytest.mark.asyncio(loop_scope="module")]
 
 COUNTED = "SELECT coalesce(sum(results), 0)::int FROM minute_stats"
 WALK = "UPDATE digest_state SET passes_left = 2, resumes_at = now() - interval '1 h', digested_from = DEFAULT"

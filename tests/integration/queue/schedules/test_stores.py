@@ -15,7 +15,7 @@ from tests.integration.queue.schedules.scheduler import Process, Schedule, Work
 from tests.integration.queue.schedules.works import TEAM
 
 # One database for all tests of this file.
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.soak, pytest.mark.asyncio(loop_scope="module")]
 
 
 LEASE = 60.0
