@@ -1,4 +1,4 @@
-# Two commands: `make run` (everything, on this machine) and `make test`. `make help` lists the rest.
+# Two commands: `make run` (everything, on this machine) and `make test` (minutes). `make help` lists the rest.
 #
 #   PORT=8887            port of the API on 127.0.0.1; other ports are picked free
 #   UI_PORT=8888         port of the web page (default: PORT and 1, or any that is free)
@@ -101,7 +101,7 @@ trial: $(dev) .venv-triton/.cpu .venv-recipes/.ready nvidia_triton/.venv/.ready 
 .PHONY: check
 check: lint .venv-triton/.cpu ## `make lint`, the unit tests, the integration tests of what differs from BASE, and 4 faults planted there
 	tests=$$(sh .ci/changed_tests.sh "$(BASE)") && \
-		.venv/bin/pytest -q -n $(JOBS) --durations=5 $$tests $(PYTEST_ARGS)
+		.venv/bin/pytest -q -n $(JOBS) -m "not trial" --durations=5 $$tests $(PYTEST_ARGS)
 	$(venv_python) -m tools.mutation --changed "$(BASE)" --sample 4
 
 .PHONY: mutate

@@ -27,6 +27,7 @@ from tests.integration.vast_stand_in import run_sshd
 
 pytestmark = [
     pytest.mark.trial,  # images and containers
+    pytest.mark.shard("containers"),
     # The first test waits for the base images (a minute of a free core) and the builds (a minute and a half).
     pytest.mark.timeout(900),
     pytest.mark.skipif(
