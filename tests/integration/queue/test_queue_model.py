@@ -286,6 +286,6 @@ class Lifecycle(QueueMachine):
             self._compare(count, self.model.cancel(picked), cut)
 
 
-@pytest.mark.timeout(600)  # to shrink an example that fails
+@pytest.mark.timeout(600)  # 40 s on a free core, and FUZZ has more examples
 def test_results_live_as_the_model_says(queue_settings: Settings) -> None:
     run_machine(Lifecycle, queue_settings, examples=25)

@@ -5,7 +5,6 @@ and comes back to either process ends with exactly the text of the result. `FUZZ
 `tests/machines.py`.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -277,7 +276,10 @@ class StreamMachine(DatabaseMachine):
     async def _read(self, client: Client, count: int = ALL) -> None:
         for _ in range(count):
             event = await anext(client.events, None)
-            if event is None or isinstance(event, KeepAlive):
+            if event is None:
+                assert client.has_ended, "a stream ended before its result"
+                return
+            if isinstance(event, KeepAlive):
                 return
             if isinstance(event, Ended):
                 client.has_ended = True
@@ -313,8 +315,7 @@ class StreamMachine(DatabaseMachine):
             self.clients += [self._client(n % 2, known) for n, known in enumerate(past)]
         for client in self.clients:
             while not client.has_ended:
-                async with asyncio.timeout(60):
-                    await self._read(client)
+                await self._read(client)
             await client.events.aclose()
 
 
