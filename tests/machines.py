@@ -8,12 +8,12 @@ it waits or spins, ends with a `StuckError` that names its place.
 
 import asyncio
 import contextlib
-import io
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -94,7 +94,9 @@ def check_machine(
         watch.restart()
         return machine()
 
-    # Hypothesis has no setting for it: its 5 minutes are more than a test has.
+    # Hypothesis derives its examples from the source of this.
+    begin.__wrapped__ = machine  # type: ignore[attr-defined]
+    # It has no setting for the time of shrinking, and its 5 minutes are more than a test has.
     with pytest.MonkeyPatch.context() as patch, ExampleWatch(stuck_seconds) as watch:
         patch.setattr(engine, "MAX_SHRINKING_SECONDS", _SHRINK_SECONDS * _FACTOR)
         run_state_machine_as_test(
@@ -148,10 +150,15 @@ def _tasks() -> str:
         tasks = asyncio.all_tasks()
     except RuntimeError:  # none runs
         return ""
-    stacks = io.StringIO()
-    for task in tasks:
-        task.print_stack(file=stacks)
-    return stacks.getvalue()
+    return "\n".join(f"{task.get_name()}: {' > '.join(_places(task))}" for task in tasks)
+
+
+def _places(task: asyncio.Task[Any]) -> Iterator[str]:
+    """Yield the lines at which the coroutines of a task wait for one another."""
+    waiting: Any = task.get_coro()
+    while (frame := getattr(waiting, "cr_frame", None)) is not None:
+        yield f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+        waiting = waiting.cr_await
 
 
 def machine_settings(examples: int, steps: int) -> hypothesis_settings:
