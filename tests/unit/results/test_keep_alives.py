@@ -1,4 +1,4 @@
-"""Keep-alives of a reader: after each silence, whatever the reader does meanwhile."""
+"""Keep-alives of a reader: after each silence, in spite of its reads and of its notifications."""
 
 import asyncio
 import contextlib
