@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from app.cli.up.triton import EmbeddedTriton
 from app.inference.triton_client import TritonClient
@@ -15,7 +16,15 @@ from tests.e2e.conftest import engines
 from tests.e2e.engine_metrics import settled_counts
 from tests.e2e.session_client import open_session
 from tests.integration.support import until
-from tests.triton_streams import RETURNS, ModelError, ask, collect, stream, text
+from tests.triton_streams import (
+    RETURNS,
+    ModelError,
+    ask,
+    check_cancellations,
+    collect,
+    stream,
+    text,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -133,6 +142,15 @@ async def test_a_request_cancels_another_of_the_vllm_backend(vllm_triton: Embedd
     with pytest.raises(ModelError, match=r"^CANCELLED: "):
         await asyncio.wait_for(generate(), 60)
     assert 0 < tokens < 900
+
+
+async def test_a_cancellation_may_overtake_its_request(vllm_triton: EmbeddedTriton) -> None:
+    sampling = {"max_tokens": 900, "ignore_eos": True}
+
+    def ask_long(request_id: str) -> pb.ModelInferRequest:
+        return ask("demo", PROMPT, sampling, request_id=request_id)
+
+    await check_cancellations(vllm_triton, "demo", ask_long)
 
 
 async def test_counters_of_tokens_rise_by_those_of_each_request(
