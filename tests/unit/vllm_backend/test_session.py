@@ -1,4 +1,4 @@
-"""Which generations of a session are aborted in the engine, and when."""
+"""Generations of a session that are aborted in the engine, and their ends."""
 
 import asyncio
 from collections.abc import Callable
