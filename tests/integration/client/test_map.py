@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from app.core.settings import Settings
+from app.queue import admission
 from llm_api_client import (
     AsyncClient,
     AuthenticationError,
@@ -283,15 +284,20 @@ async def test_a_killed_client_takes_up_its_job(
     assert count == number
 
 
-async def test_a_queue_that_is_full_is_waited_for(settings: Settings) -> None:
-    narrow = settings.model_copy(update={"team_max_queued": 150})
+# Once as the service sends it, once shorter.
+@pytest.mark.parametrize("retry_after", [admission._RETRY_SECONDS, 1])
+async def test_a_queue_that_is_full_is_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, retry_after: int
+) -> None:
+    monkeypatch.setattr(admission, "_RETRY_SECONDS", retry_after)
+    narrow = settings.model_copy(update={"team_max_queued": 100})
 
     async with serve(narrow, with_worker=True) as service:
 
         def work(client: Client) -> int:
-            return client.map(ROWS[:1200], PROMPT, model="scripted").run().counts.completed
+            return client.map(ROWS[:150], PROMPT, model="scripted").run().counts.completed
 
-        assert await blocking(service, work) == 1200
+        assert await blocking(service, work) == 150  # one list, more than the queue takes
 
 
 def some_rows() -> Iterator[str]:

@@ -103,6 +103,7 @@ async def cancel(service: Service, sent: list[dict[str, Any]]) -> None:
         assert answer.status_code == 200, answer.text
 
 
+_WAITING = "SELECT count(*) FROM pg_locks WHERE relation = 'servers'::regclass AND NOT granted"
 _SHORT, _WITH_BLANKS = "s" * 7, "a b c d e f"
 
 
@@ -239,7 +240,7 @@ async def test_a_change_is_not_forgotten_when_its_reader_leaves(
         await connection.execute("INSERT INTO servers (name, grpc) VALUES ('away', $1)", NOWHERE)
         servers.outdate()
         reading = asyncio.create_task(servers.refresh())
-        await asyncio.sleep(0.1)
+        await until(lambda: connection.fetchval(_WAITING))
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     await servers.refresh()
@@ -448,15 +449,10 @@ async def test_a_killed_server_fails_no_result(both: Service, second: MortalTrit
     await until(is_seen)
     assert (await finish(both, "x"))["attempt"] == 1
     await second.start()
-    sent = [await send(both, LONG) for _ in range(4)]
+    sent = [await send(both, LONG) for _ in range(12)]  # more than the other one takes
 
     async def is_used_again() -> bool:
-        await send_one_more()
         return running(both)["second"] > 0
-
-    async def send_one_more() -> None:
-        sent.append(await send(both, LONG))
-        await asyncio.sleep(0.2)
 
     await until(is_used_again)
     await cancel(both, sent)
@@ -544,7 +540,7 @@ async def test_what_a_server_does_not_take_the_next_one_does(
     for _ in range(20):
         lost.models = dict(models)  # as if it had not been asked yet
         sent.append(await send(both, "{{chunks=2}}"))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # so they meet several refreshes of the models
     for result in sent:
         ended = await read(both, result["id"], wait=30)
         assert (ended["state"], ended["attempt"]) == ("completed", 1)

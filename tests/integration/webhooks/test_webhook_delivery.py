@@ -505,7 +505,7 @@ async def test_what_a_stopping_process_is_calling_may_end(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
     async def slow(call: Any, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # the process begins to stop meanwhile
         await answer(200)(call, writer)
 
     async with receiving(slow) as receiver:
@@ -548,7 +548,7 @@ async def test_connections_killed_all_the_time_lose_no_delivery(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # calls are under way when the connections are lost
         await connection.execute("UPDATE webhook_deliveries SET next_attempt_at = now()")
         await connection.execute("SELECT pg_notify('llm_webhooks', '')")
 
@@ -558,7 +558,7 @@ async def test_connections_killed_all_the_time_lose_no_delivery(
                 "UPDATE webhook_deliveries SET next_attempt_at = now() WHERE state = 'pending'"
             )
             await connection.execute("SELECT pg_notify('llm_webhooks', '')")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # time for the calls: otherwise each is due again at once
             return not await connection.fetchval(
                 "SELECT count(*) FROM webhook_deliveries WHERE state <> 'delivered'"
             )

@@ -276,11 +276,11 @@ async def test_rows_and_a_closing_at_once(jobs: Jobs, seed: int) -> None:
     keeper = JobKeeper(jobs.bench.database)
 
     async def add(key: int) -> int:
-        await asyncio.sleep((key * (seed + 3) % 7) * 0.002)
+        await asyncio.sleep((key * (seed + 3) % 7) * 0.002)  # rows are spread around the closing
         return sum(await jobs.add(job, str(key)))
 
     async def close() -> None:
-        await asyncio.sleep(0.004 * seed)
+        await asyncio.sleep(0.004 * seed)  # the moment of the closing, another for each seed
         await jobs.store.close("default", job)
         await keeper.step()
 
