@@ -83,7 +83,7 @@ async def test_what_was_erased_meanwhile_is_no_empty_answer(
         handlers = other.services.listener._handlers
         on_ended, handlers[ENDED] = handlers[ENDED], [lambda _: None]
         late = asyncio.create_task(complete(other, store=False))
-        await until(lambda: asyncio.sleep(0, other.services.hub._waiters.count == 1))
+        await until(lambda: stored(connection))  # it is new to this API, which waits for its end
         answer = await complete(one, store=False)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["text"]
