@@ -346,7 +346,7 @@ async def test_an_outage_of_the_database_cuts_no_stream(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-        await asyncio.sleep(0.3)  # connections are made anew, and are lost again
+        await asyncio.sleep(0.3)  # new connections are lost, too
     await asyncio.wait_for(reading, 30)
     assert reader.result is not None
     assert reader.text == reader.result["result"]

@@ -45,7 +45,7 @@ class NvidiaLike(MortalTriton):
         await self.start()
 
     async def _ensure_each_answers(self) -> None:
-        """Load the models anew that answer with an error. Raises TimeoutError, TritonUnavailableError."""
+        """Reload the models that answer with an error. Raises TimeoutError, TritonUnavailableError."""
         async with self.client() as client:
             for model in self.models:
                 try:
@@ -66,7 +66,7 @@ class NvidiaLike(MortalTriton):
         processes.kill(engines)
 
     async def revive(self, model: str) -> None:
-        """Load a model anew, with an engine that answers, in a fraction of a restart's time."""
+        """Reload a model, with an engine that answers, in a fraction of a restart's time."""
         async with self.client() as client:
             await client.unload(model)
             await client.load(model)

@@ -126,7 +126,7 @@ def test_each_fixed_sleep_has_its_reason() -> None:
         for file, module in sorted(modules.items())
         for node in module.without_reason(module.runners(exported))
     ]
-    assert not found, "without a condition, and without a comment that says why: " + "\n".join(
+    assert not found, "neither a poll nor with a comment that gives the reason:\n" + "\n".join(
         found
     )
 
