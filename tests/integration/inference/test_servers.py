@@ -78,21 +78,22 @@ async def until_running_on(service: Service, **wanted: int) -> None:
     await until(is_so)
 
 
-async def until_another_begins(service: Service) -> None:
-    """Free a place: the claim by which a waiting result gets it takes all that may run, by its count."""
+async def claimed_with_another(service: Service, connection: asyncpg.Connection) -> int:
+    """Free a place. How many results a worker has once a waiting one has begun there.
+
+    The claim that takes this one takes all that may run, as its worker counts them.
+    """
     before = set(service.services.hub._running)
-    await cancel(service, [{"id": str(next(iter(before)))}])
+    ended = next(iter(before))
+    await cancel(service, [{"id": str(ended)}])
 
     async def has_begun() -> bool:
         return not service.services.hub._running.keys() <= before
 
     await until(has_begun)
-
-
-async def claimed(connection: asyncpg.Connection) -> int:
-    """The number of results that a worker has."""
     count: int = await connection.fetchval(
-        "SELECT count(*) FROM results WHERE state = 'pending' AND worker_id IS NOT NULL"
+        "SELECT count(*) FROM results WHERE state = 'pending' AND worker_id IS NOT NULL AND id <> $1",
+        ended,
     )
     return count
 
@@ -300,8 +301,7 @@ async def test_a_model_on_two_servers_has_twice_the_places(
     assert answer.status_code == 202, answer.text
     sent = answer.json()
     await until_running_on(both, default=8, second=8)
-    await until_another_begins(both)
-    assert await claimed(connection) == 16
+    assert await claimed_with_another(both, connection) == 16
     await until_running_on(both, default=8, second=8)
 
     async def is_told() -> bool:
@@ -423,8 +423,7 @@ async def test_a_server_that_comes_back_has_no_more_slots_than_before(
     await register(both, "again", grpc=address, secret=TRITON_SECRET)
     more = [await send(both, LONG) for _ in range(4)]
     await until_running_on(both, default=8, again=8)
-    await until_another_begins(both)
-    assert await claimed(connection) == 16
+    assert await claimed_with_another(both, connection) == 16
     await until_running_on(both, default=8, again=8)
     await cancel(both, sent + more)
 

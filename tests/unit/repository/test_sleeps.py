@@ -13,20 +13,21 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 _SLEEPS = {"asyncio.sleep", "time.sleep", "sleep"}
 _FIXED = re.compile(r"\bsleep\((?!0[,)])")
+_ALONE = re.compile(r" +(await asyncio|time)\.sleep\(")
 _CLOCK = "run_in_virtual_time"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Module:
-    """A file of tests. Only its statements that may sleep are looked at: all of them take seconds."""
+    """A file of tests. Only what may have such a sleep is looked at: all of it takes seconds."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
         self.body = ast.parse(text).body
         self.functions = [one for one in self.body if isinstance(one, _FUNCTIONS)]
         self.has_clock = _CLOCK in text
-        found = {text.count("\n", 0, one.start()) + 1 for one in _FIXED.finditer(text)}
+        found = _to_look_at(self.lines)
         self.sleeping = [one for one in self.body if not found.isdisjoint(_lines_of(one))]
 
     def runners(self, others: Mapping[str, set[str]]) -> set[str]:
@@ -77,6 +78,17 @@ class Module:
         return before.startswith("# ") or any("  # " in line for line in own)
 
 
+def _to_look_at(lines: list[str]) -> set[int]:
+    """The numbers of lines whose sleep has no comment, and does not begin what a `while` does."""
+    return {
+        number
+        for number, (before, line) in enumerate(zip(["", *lines], lines, strict=False), 1)
+        if "sleep(" in line and _FIXED.search(line) and "  # " not in line
+        if not before.strip().startswith("# ")
+        if not (before.strip().startswith("while ") and _ALONE.match(line))
+    }
+
+
 def _lines_of(node: ast.stmt) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
@@ -116,7 +128,8 @@ def test_each_fixed_sleep_has_its_reason() -> None:
         file.relative_to(ROOT): Module(text)
         for folder in ("tests", "client/tests")
         for file in (ROOT / folder).rglob("*.py")
-        if _FIXED.search(text := file.read_text()) or _CLOCK in text
+        if _CLOCK in (text := file.read_text())
+        or ("sleep(" in text and _to_look_at(text.splitlines()))
     }
     exported = {
         ".".join(file.with_suffix("").parts): module.runners({}) for file, module in modules.items()
@@ -152,6 +165,16 @@ def test_each_fixed_sleep_has_its_reason() -> None:
 def test_what_a_fixed_sleep_is(line: str, is_found: bool) -> None:
     module = Module(f"async def test_x():\n    {line}\n")
     assert bool(list(module.without_reason(module.runners({})))) is is_found
-    wrapped = Module(f"def run(w): run_in_virtual_time(w())\ndef test_x():\n    {line}\n")
-    if "run(work)" in line:
-        assert not list(wrapped.without_reason(wrapped.runners({})))
+
+
+def test_a_function_that_runs_others_in_virtual_time_may_be_imported() -> None:
+    bench = Module("def run(work): run_in_virtual_time(work())\n")
+    test = Module("""
+from tests.bench import run
+def test_x():
+    async def work(): await asyncio.sleep(9)
+    run(work)
+""")
+    assert len(list(test.without_reason(test.runners({})))) == 1
+    runners = test.runners({"tests.bench": bench.runners({})})
+    assert not list(test.without_reason(runners))
