@@ -202,7 +202,7 @@ async def test_stopped_generations_leave_nothing_behind(triton: EmbeddedTriton) 
         for _ in range(10):
             running = [asyncio.create_task(generate(client, number)) for number in range(50)]
             for task in running:
-                await asyncio.sleep(0.003)
+                await asyncio.sleep(0.003)  # each is stopped at another moment of its waits
                 task.cancel()
             await asyncio.wait(running)
         while client._abandoned:
