@@ -183,7 +183,7 @@ async def test_a_body_is_charged_while_it_arrives_and_then_by_its_length(
 
     inner, status = await knock(
         *body(b"x" * 500, b"x" * 500), most=most, on_receive=lambda: charges.append(budget.used),
-        content_type="application/json", **headers,
+        content_type="application/json", **headers,  # type: ignore[arg-type] # headers by name
     )  # fmt: skip
     assert (inner.calls, status) == (1, None)
     assert charges == [charge, charge]
