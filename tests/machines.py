@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -25,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from app.core.database import Database
 from app.core.settings import Settings
 from tests.conftest import connect, make_settings, own_database
+from tests.hangs import places_of
 from tests.integration.queue.queue_bench import MAX_ATTEMPTS, Bench
 from tests.postgres import PostgresServer
 
@@ -147,18 +147,9 @@ class ExampleWatch:
 def _tasks() -> str:
     """Return where the tasks of the running loop wait: the traceback shows only the loop."""
     try:
-        tasks = asyncio.all_tasks()
+        return "\n".join(places_of(asyncio.all_tasks()))
     except RuntimeError:  # none runs
         return ""
-    return "\n".join(f"{task.get_name()}: {' > '.join(_places(task))}" for task in tasks)
-
-
-def _places(task: asyncio.Task[Any]) -> Iterator[str]:
-    """Yield the lines at which the coroutines of a task wait for one another."""
-    waiting: Any = task.get_coro()
-    while (frame := getattr(waiting, "cr_frame", None)) is not None:
-        yield f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
-        waiting = waiting.cr_await
 
 
 def machine_settings(examples: int, steps: int) -> hypothesis_settings:
