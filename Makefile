@@ -1,4 +1,4 @@
-# Two commands: `make run` (everything, on this machine) and `make test`. `make help` lists the rest.
+# Two commands: `make run` (everything, on this machine) and `make test` (minutes). `make help` lists the rest.
 #
 #   PORT=8887            port of the API on 127.0.0.1; other ports are picked free
 #   UI_PORT=8888         port of the web page (default: PORT and 1, or any that is free)
@@ -95,28 +95,35 @@ test: $(dev) .venv-triton/.cpu ## Run the fast tests: PostgreSQL, Triton with a 
 	.venv/bin/pytest -q -n $(JOBS) -m "not trial" --durations=15 $(PYTEST_ARGS)
 
 .PHONY: trial
-trial: $(dev) .venv-triton/.cpu .venv-recipes/.ready nvidia_triton/.venv/.ready ## Run the long tests: engines, browser, containers, Slurm, kills (ALL=1: all shards)
+trial: environments ## Run the long tests: engines, browser, containers, Slurm, kills (ALL=1: all shards)
 	TRIAL_SHARDS=turn ALL=$(ALL) .venv/bin/pytest -q -n $(JOBS) -m trial --durations=15 $(PYTEST_ARGS)
 
 .PHONY: check
 check: lint .venv-triton/.cpu ## `make lint`, the unit tests, the integration tests of what differs from BASE, and 4 faults planted there
 	tests=$$(sh .ci/changed_tests.sh "$(BASE)") && \
-		.venv/bin/pytest -q -n $(JOBS) --durations=5 $$tests $(PYTEST_ARGS)
+		.venv/bin/pytest -q -n $(JOBS) -m "not trial" --durations=5 $$tests $(PYTEST_ARGS)
 	$(venv_python) -m tools.mutation --changed "$(BASE)" --sample 4
 
 .PHONY: mutate
 mutate: $(dev) .venv-triton/.cpu ## Plant faults in ROOMS=, one at a time, and list those that no test finds (hours; SAMPLE=N: only N)
 	$(venv_python) -m tools.mutation $(ROOMS) $(if $(SAMPLE),--sample $(SAMPLE)) $(MUTATE_ARGS)
 
-.PHONY: lint
-lint: $(dev) ## ruff, mypy --strict, import-linter, a search for secrets, spelling and prose (tools/prose.toml)
-	.venv/bin/ruff check
-	.venv/bin/ruff format --check
+# Three parts for `make -j`, as in .ci/run.
+.PHONY: lint lint-style lint-types lint-secrets
+lint: lint-style lint-types lint-secrets ## ruff, mypy --strict, import-linter, a search for secrets, spelling and prose (tools/prose.toml)
+
+lint-types: $(dev)
 	@test -d .mypy_cache || echo "mypy reads all files once: 2 to 4 minutes, and then seconds"
 	.venv/bin/mypy
 	cd client && ../.venv/bin/mypy
-	.venv/bin/lint-imports
+
+lint-secrets: $(dev)
 	$(venv_python) -m tools.find_secrets
+
+lint-style: $(dev)
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/lint-imports
 	.venv/bin/codespell app client package docs kubernetes bench tools .ci Makefile $(wildcard *.md)
 	git ls-files -z | xargs -0 $(venv_python) tools/lint_prose.py
 
@@ -127,6 +134,9 @@ audit: $(service) ## Look the locked packages up among known vulnerabilities (pi
 		.venv/bin/uv tool run --quiet pip-audit==2.10.1 --strict --disable-pip --require-hashes \
 			--progress-spinner off --requirement $$name.txt || exit 1; \
 	done
+
+.PHONY: environments
+environments: $(dev) .venv-triton/.cpu .venv-recipes/.ready nvidia_triton/.venv/.ready ## Install what all checks and tests need
 
 .PHONY: wheel
 wheel: $(service) ## Build the client's wheel, and install it in a bare environment of each Python (needs pypi.org)

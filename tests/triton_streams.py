@@ -1,8 +1,9 @@
 """Streams to Triton with every tensor of the vLLM backends, for what the service never asks."""
 
+import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -79,6 +80,32 @@ async def call(triton: EmbeddedTriton, method: str, message: object) -> Any:
 async def collect(triton: EmbeddedTriton, request: pb.ModelInferRequest) -> list[dict[str, Any]]:
     """All responses of one request."""
     return [response async for response in stream(triton, request)]
+
+
+async def check_cancellations(
+    triton: EmbeddedTriton, model: str, ask_long: Callable[[str], pb.ModelInferRequest]
+) -> None:
+    """A cancellation ends the request that it names, whichever comes first; `ask_long` has its id."""
+
+    async def cancel(request_id: str) -> None:
+        assert await collect(triton, ask(model, "", cancel_request_id=request_id)) == []
+
+    async def end(request_id: str) -> str:
+        try:
+            await collect(triton, ask_long(request_id))
+        except ModelError as error:
+            return str(error)
+        return "not cancelled"
+
+    async with asyncio.timeout(60):
+        await cancel("early")
+        ends = [await end("early")]
+        for at_once in range(1, 20):
+            ids = [f"{at_once} {number}" for number in range(at_once)]
+            runs = asyncio.gather(*(end(one) for one in ids))
+            await asyncio.gather(*(cancel(one) for one in ids))
+            ends += await runs
+    assert {one.partition(":")[0] for one in ends} == {"CANCELLED"}
 
 
 def text(responses: list[dict[str, Any]]) -> str:

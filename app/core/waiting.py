@@ -28,6 +28,10 @@ class Signal:
 
     def set(self) -> None:
         self._is_set = True
+        self.wake()
+
+    def wake(self) -> None:
+        """End the present wait, if there is one; a later one waits."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -46,7 +50,10 @@ class Signal:
 
 
 class SilenceTimer:
-    """Sets a signal once, `seconds` after the last `restart`: one timer of the loop for many restarts."""
+    """Ends the wait for a signal `seconds` after the last `restart`: one timer of the loop for many restarts.
+
+    It does not set the signal: a task that is busy meanwhile looks at `has_expired` before it waits.
+    """
 
     def __init__(self, signal: Signal, seconds: float) -> None:
         self.has_expired = False  # since the last restart
@@ -71,7 +78,7 @@ class SilenceTimer:
             return
         self._timer = None
         self.has_expired = True
-        self._signal.set()
+        self._signal.wake()
 
 
 async def is_set_within(event: _Awaitable, seconds: float) -> bool:

@@ -24,6 +24,7 @@ from app.results.plain_contexts import PlainContexts, TextSize
 from app.results.requests import ContextCreate, Message
 from app.results.sizes import (
     LONG_BYTES,
+    PageSizes,
     SizedPage,
     json_bytes,
     loaded_bytes,
@@ -136,10 +137,8 @@ class ContextStore:
             self.plain.remember(team_id, row["id"], size)
 
     async def list(self, team_id: str, after: UUID | None, limit: int) -> SizedPage[Context]:
-        sizes = await self._database.fetch(_SIZES, team_id, after, limit)
-        page = await read_page(
-            sizes, limit, lambda ids: self._database.fetch(_LISTED, ids, team_id)
-        )
+        sizes = PageSizes.of(await self._database.fetch(_SIZES, team_id, after, limit), limit)
+        page = await read_page(sizes, lambda ids: self._database.fetch(_LISTED, ids, team_id))
         listed = [_to_context(row) async for row in in_turns(page.rows)]
         return SizedPage(listed, page.following)
 

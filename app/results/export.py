@@ -7,8 +7,6 @@ read first, then its rows in pieces, each within the byte budget until the clien
 from collections.abc import AsyncGenerator, Sequence
 from uuid import UUID
 
-import asyncpg
-
 from app.core.byte_budget import charged
 from app.core.database import Database
 from app.core.settings import Settings
@@ -16,7 +14,14 @@ from app.results.pages import LIST_COLUMNS, ResultFilter, walks_of
 from app.results.rows import ExportedResult, ResultRow
 from app.results.search import ResultSearch
 from app.results.search_policy import SearchPolicy
-from app.results.sizes import json_bytes, pieces, text_bytes, vector_bytes
+from app.results.sizes import (
+    PageSizes,
+    following_of,
+    json_bytes,
+    pieces,
+    text_bytes,
+    vector_bytes,
+)
 
 _PAGE = 500  # rows
 _PIECE_BYTES = 256_000  # of texts that are read at once; a longer one comes alone
@@ -67,25 +72,26 @@ class ResultExport:
         left = limit
         while left is None or left > 0:
             count = _PAGE if left is None else min(_PAGE, left)
-            sizes = await self._sizes(team_id, narrowed, after, count)
-            for ids, size in pieces(sizes, _PIECE_BYTES):
+            page = await self._sizes(team_id, narrowed, after, count)
+            for ids, size in pieces(page.rows, _PIECE_BYTES):
                 async with charged(size):
                     rows = await self._database.fetch(_ROWS, ids, team_id)
                     yield [
                         ExportedResult(ResultRow.of(row), row["content"], row["messages"])
                         for row in rows
                     ]
-            if len(sizes) < count:
+            if page.following is None:
                 return
-            after = sizes[-1]["id"]
+            after = page.following
             left = None if left is None else left - count
 
     async def _sizes(
         self, team_id: str, narrowed: ResultFilter, after: UUID | None, count: int
-    ) -> Sequence[asyncpg.Record]:
+    ) -> PageSizes:
         walks = walks_of(team_id, narrowed, after)
         if narrowed.words is None and len(walks) == 1:
             query = _SIZES.format(page=walks[0].select(_SIZED_COLUMNS, count))
-            return await self._database.fetch(query, *walks[0].arguments)
+            return PageSizes.of(await self._database.fetch(query, *walks[0].arguments), count)
         ids = await self._search.ids(team_id, narrowed, after=after, limit=count)
-        return await self._database.fetch(_SIZES.format(page=_FOUND), ids)
+        rows = await self._database.fetch(_SIZES.format(page=_FOUND), ids)
+        return PageSizes(rows, following_of(ids, count))

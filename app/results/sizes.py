@@ -69,15 +69,35 @@ class SizedPage(Generic[_Row]):
     following: UUID | None
 
 
+@dataclass(slots=True, frozen=True)
+class PageSizes:
+    """Ids and sizes of the rows that a page may have; the next ones are behind the id `following`.
+
+    Rows that vanish while a page is read are not in `rows`: `following` alone shows the end of a list.
+    """
+
+    rows: Sequence[asyncpg.Record]
+    following: UUID | None
+
+    @classmethod
+    def of(cls, rows: Sequence[asyncpg.Record], limit: int) -> "PageSizes":
+        """Those that one statement found, at most `limit` of them."""
+        return cls(rows, following_of([row["id"] for row in rows], limit))
+
+
+def following_of(ids: Sequence[UUID], limit: int) -> UUID | None:
+    """The id behind which there may be more, if so many were found as were looked for."""
+    return ids[-1] if len(ids) == limit else None
+
+
 async def read_page(
-    sizes: Sequence[asyncpg.Record],
-    limit: int,
-    fetch: Callable[[list[UUID]], Awaitable[Sequence[asyncpg.Record]]],
+    page: PageSizes, fetch: Callable[[list[UUID]], Awaitable[Sequence[asyncpg.Record]]]
 ) -> SizedPage[asyncpg.Record]:
     """Read the rows of these ids and sizes, piece by piece, until the page is full.
 
-    `limit` is the number of rows that `sizes` has unless the list ends. Raises MemoryBusyError.
+    Raises MemoryBusyError.
     """
+    sizes = page.rows
     rows: list[asyncpg.Record] = []
     done = loaded = 0
     while done < len(sizes) and loaded < PAGE_BYTES:
@@ -86,8 +106,7 @@ async def read_page(
         rows += piece
         done += len(ids)
         loaded += loaded_bytes_of_all(piece)
-    has_more = done < len(sizes) or done == limit
-    return SizedPage(rows, sizes[done - 1]["id"] if has_more else None)
+    return SizedPage(rows, sizes[done - 1]["id"] if done < len(sizes) else page.following)
 
 
 def pieces(sizes: Iterable[asyncpg.Record], most: int) -> Iterator[tuple[list[UUID], int]]:

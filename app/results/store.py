@@ -21,7 +21,9 @@ from app.results.search import ResultSearch
 from app.results.search_policy import SearchPolicy
 from app.results.sizes import (
     LONG_BYTES,
+    PageSizes,
     SizedPage,
+    following_of,
     json_bytes,
     loaded_bytes,
     loaded_bytes_of_all,
@@ -231,7 +233,7 @@ class ResultStore:
             columns += f", {_PROMPT_START}"
         sizes = await self._sizes(team_id, narrowed, after, limit, full=full)
         query = _FOUND.format(columns=columns)
-        page = await read_page(sizes, limit, lambda ids: self._database.fetch(query, ids, team_id))
+        page = await read_page(sizes, lambda ids: self._database.fetch(query, ids, team_id))
         listed = [
             _to_listed(row, row["prompt_start"] if prompts else None, full=full)
             async for row in in_turns(page.rows)
@@ -240,14 +242,15 @@ class ResultStore:
 
     async def _sizes(
         self, team_id: str, narrowed: ResultFilter, after: UUID | None, limit: int, *, full: bool
-    ) -> Sequence[asyncpg.Record]:
+    ) -> PageSizes:
         columns = _LONG_SIZE if full else _SHORT_SIZE
         walks = walks_of(team_id, narrowed, after)
         if narrowed.words is None and len(walks) == 1:
             query = walks[0].select(columns, limit)
-            return await self._database.fetch(query, *walks[0].arguments)
+            return PageSizes.of(await self._database.fetch(query, *walks[0].arguments), limit)
         ids = await self._search.ids(team_id, narrowed, after=after, limit=limit)
-        return await self._database.fetch(_FOUND.format(columns=columns), ids, team_id)
+        rows = await self._database.fetch(_FOUND.format(columns=columns), ids, team_id)
+        return PageSizes(rows, following_of(ids, limit))
 
     async def newest_about(self, team_id: str, source_id: UUID, queue: str) -> ResultRow | None:
         row = await self._database.fetchrow(_NEWEST_ABOUT, source_id, team_id, queue)

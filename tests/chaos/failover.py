@@ -54,7 +54,7 @@ class Load:
         async with asyncio.TaskGroup() as senders:
             for prompt in prompts:
                 senders.create_task(self._send(prompt))
-                await asyncio.sleep(1 / per_second)
+                await asyncio.sleep(1 / per_second)  # the rate
 
     async def until_accepted(self, count: int) -> None:
         """Wait until the clients received this many ids."""
@@ -148,10 +148,11 @@ async def _replace_primary(plan: Plan, pair: Pair, load: Load, log: Log) -> floa
     if plan.stalls_for:
         log("the primary's log no longer reaches the standby")
         await pair.stall()
+        # Commits meanwhile wait for the standby, or are lost with the primary.
         await asyncio.sleep(plan.stalls_for)
     pair.primary.send_signal(signal.SIGKILL)
     log(f"kill -9 of the primary; {len(load.accepted)} ids were received so far")
-    await asyncio.sleep(plan.promoted_after)
+    await asyncio.sleep(plan.promoted_after)  # the outage that is planned
     began = time.monotonic()
     await pair.standby.promote()
     took = time.monotonic() - began

@@ -62,7 +62,7 @@ async def test_cancels_race_completions_of_a_worker(stack: Stack, triton: Embedd
 
 
 async def cancel(stack: Stack, result_id: str, pause: float) -> Answer:
-    await asyncio.sleep(pause)
+    await asyncio.sleep(pause)  # the moment that is tried, before or after the end
     answer = await stack.client.post(f"/results/{result_id}/cancel", None)
     assert answer.status == 200, answer
     return answer
@@ -81,7 +81,7 @@ def outcome_of(result: dict[str, Any]) -> str:
 async def is_quiet(triton: EmbeddedTriton) -> bool:
     """Return True if the model is silent for a while: a request that was not stopped would go on."""
     before = await responses(triton)
-    await asyncio.sleep(_QUIET_SECONDS)
+    await asyncio.sleep(_QUIET_SECONDS)  # only time shows silence
     return bool(await responses(triton) == before)
 
 

@@ -139,7 +139,7 @@ async def test_a_standby_that_is_away_and_a_change_of_places(
     await execute(pair.primary, "ALTER SYSTEM SET default_transaction_read_only = on")
     await execute(pair.primary, "SELECT pg_reload_conf()")
     late = asyncio.create_task(stack.send(make_prompts(20)))
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # requests come while no server takes writes
     await pair.standby.promote()
     stack.postgres = address(pair.standby)
     accepted |= await late

@@ -47,6 +47,7 @@ async def test_frozen_worker_writes_nothing(stack: Stack, triton: EmbeddedTriton
     await stack.start_worker("bob")
     try:
         await stack.until("attempt = 2 AND worker_id IS NOT NULL", len(prompts), 60)
+        # Two leases of the frozen process, by the clock of the machine.
         await asyncio.sleep(max(0.0, stopped_at + 2 * LEASE_SECONDS - time.monotonic()))
         assert await stack.count("state = 'pending'") >= 30
     finally:
@@ -129,7 +130,7 @@ async def test_database_away_for_two_leases_runs_nothing_again(
     await mortal_stack.until(SPEAKING, len(prompts) // 2, 60)
 
     await mortal_postgres.stop()
-    await asyncio.sleep(2 * LEASE_SECONDS)
+    await asyncio.sleep(2 * LEASE_SECONDS)  # the outage: longer than any lease
     await mortal_postgres.start()
 
     assert await mortal_stack.count("state = 'pending'") >= 25
@@ -158,7 +159,7 @@ async def test_frozen_database_loses_and_doubles_nothing(
     mortal_postgres.send_signal(signal.SIGSTOP)
     try:
         sending = asyncio.create_task(mortal_stack.send(late))
-        await asyncio.sleep(2 * LEASE_SECONDS)
+        await asyncio.sleep(2 * LEASE_SECONDS)  # the outage: longer than any lease
     finally:
         mortal_postgres.send_signal(signal.SIGCONT)
 

@@ -40,7 +40,7 @@ async def send(stack: Stack, job: str) -> None:
         answer = await call(stack, "/results/", rows)
         assert answer.status == 202, answer
         assert all("id" in one for one in answer.json), answer.json
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # earlier rows end between the lists
     answer = await call(stack, f"/jobs/{job}/close", {})
     assert answer.status == 200, answer
 

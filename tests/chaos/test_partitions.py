@@ -74,18 +74,18 @@ async def test_partitions_between_any_two_hosts_lose_nothing(tmp_path: Path) -> 
         for name, fault in site.faults():
             await stack.until(SPEAKING, _SENDERS, 60)
             with fault:
-                await asyncio.sleep(_SETTLING_SECONDS)
+                await asyncio.sleep(_SETTLING_SECONDS)  # answers that were under way still come
                 before = list(senders.answers)
-                await asyncio.sleep(_PARTITION_SECONDS - _SETTLING_SECONDS)
+                await asyncio.sleep(_PARTITION_SECONDS - _SETTLING_SECONDS)  # the fault's duration
                 answered[name] = [
                     now > then for now, then in zip(senders.answers, before, strict=True)
                 ]
-            await asyncio.sleep(_BETWEEN_SECONDS)
+            await asyncio.sleep(_BETWEEN_SECONDS)  # the load goes on without a fault
         ids = len(senders.accepted)
         with cut_off(site.hosts["db"]):
-            await asyncio.sleep(_PARTITION_SECONDS)
+            await asyncio.sleep(_PARTITION_SECONDS)  # the fault's duration
             await site.fail_over()
-            await asyncio.sleep(_PARTITION_SECONDS)
+            await asyncio.sleep(_PARTITION_SECONDS)  # the load goes on at the new primary
         assert len(senders.accepted) > ids
         senders.stop()
         await asyncio.wait_for(asyncio.gather(*sending), 90)

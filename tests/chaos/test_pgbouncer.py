@@ -129,7 +129,7 @@ async def test_pgbouncer_is_killed(pooled: Pooled, triton: EmbeddedTriton) -> No
     bouncer.kill()
     sending = asyncio.create_task(stack.send(late))
     assert await bouncer.wait()
-    await asyncio.sleep(_AWAY_SECONDS)
+    await asyncio.sleep(_AWAY_SECONDS)  # the outage's duration
     await bouncer.start()
     accepted |= await sending
 

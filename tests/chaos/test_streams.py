@@ -105,6 +105,7 @@ async def test_a_frozen_process_shows_its_lost_attempt_to_no_reader(
         reading += [
             asyncio.create_task(reader.read_to_the_end(lambda: port_of("solo"))) for reader in moved
         ]
+        # Two leases of the frozen process, by the clock of the machine.
         await asyncio.sleep(
             max(0.0, stopped_at + 2 * LEASE_SECONDS - asyncio.get_running_loop().time())
         )

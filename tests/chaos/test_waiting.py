@@ -54,7 +54,7 @@ class Crowd:
 
         async def is_idle() -> bool:
             before = sum(process.cpu_times()[:2])
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.4)  # CPU time is counted over so long
             return sum(process.cpu_times()[:2]) - before < 0.05
 
         await until(is_idle, 30, "the API has answered what can be answered")

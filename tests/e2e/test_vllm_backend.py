@@ -5,10 +5,19 @@ import json
 from typing import Any
 
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from app.cli.up.triton import EmbeddedTriton
 from tests.e2e.engine_metrics import settled_counts
-from tests.triton_streams import RETURNS, ModelError, ask, collect, stream, text
+from tests.triton_streams import (
+    RETURNS,
+    ModelError,
+    ask,
+    check_cancellations,
+    collect,
+    stream,
+    text,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -126,6 +135,15 @@ async def test_a_request_cancels_another_of_the_vllm_backend(vllm_triton: Embedd
     with pytest.raises(ModelError, match=r"^CANCELLED: "):
         await asyncio.wait_for(generate(), 60)
     assert 0 < tokens < 900
+
+
+async def test_a_cancellation_may_overtake_its_request(vllm_triton: EmbeddedTriton) -> None:
+    sampling = {"max_tokens": 900, "ignore_eos": True}
+
+    def ask_long(request_id: str) -> pb.ModelInferRequest:
+        return ask("demo", PROMPT, sampling, request_id=request_id)
+
+    await check_cancellations(vllm_triton, "demo", ask_long)
 
 
 async def test_counters_of_tokens_rise_by_those_of_each_request(

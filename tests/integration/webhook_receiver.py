@@ -52,7 +52,7 @@ def answer(status: int, *headers: str, body: bytes = b"") -> Respond:
 
 async def silence(_: Call, writer: asyncio.StreamWriter) -> None:
     """Never an answer."""
-    await asyncio.sleep(60)
+    await asyncio.sleep(60)  # longer than any time-out of a call
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Texts in memory while clients read slowly, send slowly or ask for everything: bounded in bytes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -243,31 +243,76 @@ async def test_exports_and_downloads_are_streams(
         assert (await running.client.get(download)).content == b"x" * file.size
 
 
-async def test_a_client_that_stops_reading_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+async def send_to(
+    read: Callable[[Message], Awaitable[None]], bodies: Sequence[bytes], *, charged: int
+) -> ByteBudget:
+    """Send a response in these parts to a client that may stall for 10 ms; the budget at its end."""
     budget = ByteBudget(BUDGET)
-    sent: list[Message] = []
 
     async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
-        await charge(LONG)
+        await charge(charged)
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"x" * LONG})
-
-    async def read_once(message: Message) -> None:
-        if len(sent) == 2:
-            await asyncio.Event().wait()
-        sent.append(message)
+        for place, body in enumerate(bodies, 1):
+            more = place < len(bodies)
+            await send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def receive() -> Message:
         return {"type": "http.disconnect"}
 
     state = SimpleNamespace(services=SimpleNamespace(byte_budget=budget))
     scope = {"type": "http", "app": SimpleNamespace(state=state), "principal": ANYONE}
-    await asyncio.wait_for(ByteAccounts(answer, 0.01)(scope, receive, read_once), 20)
-    assert [len(message.get("body", b"")) for message in sent] == [0, PIECE_BYTES]
+    await asyncio.wait_for(ByteAccounts(answer, 0.01)(scope, receive, read), 20)
+    return budget
+
+
+@pytest.mark.parametrize(
+    ("bodies", "received"),
+    [([b"x" * LONG], PIECE_BYTES), ([b"x" * 100] * 3, 100)],  # a long text, and a stream
+    ids=["long", "stream"],
+)
+async def test_a_client_that_stops_reading_is_cut_off(
+    caplog: pytest.LogCaptureFixture, bodies: Sequence[bytes], received: int
+) -> None:
+    caplog.set_level("INFO")
+    sent: list[Message] = []
+
+    async def read_once(message: Message) -> None:
+        if len(sent) == 2:
+            await asyncio.Event().wait()
+        sent.append(message)
+
+    budget = await send_to(read_once, bodies, charged=LONG)
+    assert [len(message.get("body", b"")) for message in sent] == [0, received]
     assert sent[-1]["more_body"], "the body has no end: the client sees that it is cut off"
     assert "client_stalled" in [getattr(record, "action", "") for record in caplog.records]
     assert budget.used == 0
+
+
+async def test_a_long_body_is_sent_in_pieces_though_it_holds_nothing() -> None:
+    """The server would keep what a slow client has not read."""
+    sent: list[tuple[int, bool]] = []
+
+    async def read(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            sent.append((len(message["body"]), message["more_body"]))
+
+    piece = PIECE_BYTES
+    bodies = [b"x" * size for size in (2 * piece + 1, 2 * piece, piece + 1, piece, 1)]
+    await send_to(read, bodies, charged=0)
+    pieces = [piece, piece, 1, piece, piece, piece, 1, piece, 1]
+    assert sent == [(size, place < len(pieces)) for place, size in enumerate(pieces, 1)]
+
+
+async def test_a_slow_client_of_a_request_that_holds_nothing_is_not_cut_off() -> None:
+    sent: list[Message] = []
+
+    async def read_slowly(message: Message) -> None:
+        await asyncio.sleep(0.05)
+        sent.append(message)
+
+    await send_to(read_slowly, [b"x" * 100] * 2, charged=0)
+    assert len(sent) == 3
+    assert not sent[-1]["more_body"]
 
 
 async def test_a_list_of_repeated_requests_has_bounded_texts(

@@ -1,6 +1,7 @@
 """Many requests of one team at once, and few of another."""
 
 import asyncio
+from typing import Any
 from uuid import UUID
 
 import orjson
@@ -13,7 +14,7 @@ from app.core.database import Database
 from app.core.fair_share import FairShares
 from app.core.ids import new_id
 from app.core.settings import Settings
-from app.results.sizes import read_page
+from app.results.sizes import PageSizes, read_page
 from tests.conftest import run_service
 from tests.integration.support import until
 from tests.unit.api.test_startup_checks import STRONG
@@ -111,9 +112,10 @@ async def test_a_long_page_is_read_in_pieces(settings: Settings) -> None:
         pieces.append(wanted)
         return [{"id": one} for one in wanted]
 
+    sizes: Any = [{"id": one, "size": 1} for one in ids]
     for limit, following in ((250, ids[-1]), (300, None)):
         pieces.clear()
-        page = await read_page([{"id": one, "size": 1} for one in ids], limit, fetch)  # type: ignore[arg-type, misc]
+        page = await read_page(PageSizes.of(sizes, limit), fetch)  # type: ignore[arg-type]
         assert [row["id"] for row in page.rows] == ids
         assert page.following == following
         assert [len(piece) for piece in pieces] == [100, 100, 50]

@@ -19,7 +19,7 @@ from tools.mutation.uses import Uses
 TIERS = ("tests/unit", "tests/integration", "tests/security")
 _LEFT_OUT = ("cli", "deployment", "ui", "nvidia_triton", "bench", "repository")
 COLLECTED = (
-    *("-m", "not system and not vllm"),
+    *("-m", "not trial and not slow"),
     *(f"--ignore={tier}/{room}" for tier in TIERS for room in _LEFT_OUT),
     *TIERS,
 )

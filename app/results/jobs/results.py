@@ -9,7 +9,7 @@ from app.core.database import Database
 from app.queue.finish import READ_COLUMNS
 from app.results.jobs.rows import EndedRow, EndState, KeyedRow
 from app.results.rows import ResultRow
-from app.results.sizes import SizedPage, json_bytes, read_page, text_bytes, vector_bytes
+from app.results.sizes import PageSizes, SizedPage, json_bytes, read_page, text_bytes, vector_bytes
 
 # Rows, not equalities: only the index of such rows has this order. Each index has the rows of one end.
 _OF_END = """
@@ -66,7 +66,9 @@ class JobResults:
         """Ended rows behind the place `after`, with their results. Raises MemoryBusyError."""
         statement = _SIZED.format(page=_PAGES[state])
         sizes = await self._database.fetch(statement, job_id, after, limit)
-        page = await read_page(sizes, limit, lambda ids: self._database.fetch(_FOUND, ids, team_id))
+        page = await read_page(
+            PageSizes.of(sizes, limit), lambda ids: self._database.fetch(_FOUND, ids, team_id)
+        )
         results = {row["id"]: ResultRow.of(row) for row in page.rows}
         ids = [row["id"] for row in sizes]
         done = len(ids) if page.following is None else ids.index(page.following) + 1
@@ -87,7 +89,7 @@ class JobResults:
         sizes = await self._database.fetch(_BY_KEY, job_id, keys)
         known = [row for row in sizes if row["id"] is not None]
         page = await read_page(
-            known, len(known) + 1, lambda ids: self._database.fetch(_FOUND, ids, team_id)
+            PageSizes(known, None), lambda ids: self._database.fetch(_FOUND, ids, team_id)
         )
         results = {row["id"]: ResultRow.of(row) for row in page.rows}
         done = len(sizes)

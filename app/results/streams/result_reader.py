@@ -132,11 +132,16 @@ class ResultReader:
     _tokens: int = field(default=0, init=False)  # how many of the position's attempt are known
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield until the result is terminal or deleted, or the process stops; wait in outages."""
+        """Yield until the result is terminal or deleted, or the process stops; wait in outages.
+
+        A keep-alive follows each silence, measured between events: neither reads nor notifications
+        that yield none put it off.
+        """
         with (
             self.hub.reading(self.team_id, self.result_id) as signal,
             contextlib.closing(SilenceTimer(signal, self.silence_seconds)) as silence,
         ):
+            silence.restart()
             while not self.hub.is_closing:
                 signal.clear()
                 has_more = False
@@ -150,15 +155,18 @@ class ResultReader:
                     has_more = part.has_more
                     for event in self._advance(part):
                         yield event
+                        silence.restart()
                     if part.ended is not None:
                         yield Ended(Position.of_end(part.ended), part.ended)
                         release(part.charge)
                         return
-                if not has_more:
-                    silence.restart()
+                if has_more:
+                    continue
+                if not silence.has_expired:  # during the read
                     await signal.wait()
-                    if silence.has_expired:
-                        yield KeepAlive()
+                if silence.has_expired:
+                    yield KeepAlive()
+                    silence.restart()
 
     async def _read(self, signal: ResultSignal) -> _Part:
         """The text behind the position, from the first source that has it.

@@ -55,19 +55,19 @@ class FaultProxy:
         """Reset the open connections and each new one."""
         self._refuses = True
         await self.cut()
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds)  # the fault's duration
         self._refuses = False
 
     async def delay(self, seconds: float, by: float) -> None:
         """Pass each block on later by so many seconds."""
         self._delay = by
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds)  # the fault's duration
         self._delay = 0.0
 
     async def half_open(self, seconds: float) -> None:
         """Drop all bytes: connections stay open, new ones are accepted, and no peer is notified."""
         self._is_half_open = True
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds)  # the fault's duration
         self._is_half_open = False
         self._healed.set()
         self._healed = asyncio.Event()

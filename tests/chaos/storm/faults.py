@@ -114,6 +114,7 @@ class Saboteur:
         began = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             for fault in faults:
+                # Until the fault's planned time.
                 await asyncio.sleep(began + fault.at - asyncio.get_running_loop().time())
                 log(str(fault))
                 group.create_task(self._do(fault))
@@ -160,7 +161,7 @@ async def _hurt(victim: Victim, fault: Fault) -> None:
     if fault.what == "freeze":
         victim.send_signal(signal.SIGSTOP)
         try:
-            await asyncio.sleep(fault.seconds)
+            await asyncio.sleep(fault.seconds)  # the fault's duration
         finally:
             victim.send_signal(signal.SIGCONT)
     elif fault.what == "restart":  # PostgreSQL's fast shutdown

@@ -30,7 +30,7 @@ async def job(client: Client) -> None:
     order.ids = ids
     assert await _send(client, range(len(ids))) == ids, "a repeated row has another result"
     if order.intent == "cancel":
-        await asyncio.sleep(order.pause)
+        await asyncio.sleep(order.pause)  # the moment that the order drew
         await _act(client, "cancel")
     else:
         await _act(client, "close")

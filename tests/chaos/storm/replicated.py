@@ -84,6 +84,7 @@ class ReplicatedPostgres:
         """
         assert self._standby is not None, "there is no standby yet"
         await Pair(self.primary, self._standby).stall()
+        # Commits that do not wait for the standby are lost in this time.
         await asyncio.sleep(_STALL_SECONDS)
         self._fails_over = True
         self.send_signal(signal.SIGKILL)

@@ -230,7 +230,7 @@ async def _storm(
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(saboteur.carry_out(faults, log))
-            group.create_task(asyncio.sleep(options.seconds))
+            group.create_task(asyncio.sleep(options.seconds))  # the storm's duration
         scene.is_over = True
         await asyncio.wait([crowd], timeout=_PATIENCE_SECONDS)
         scene.gives_up = True

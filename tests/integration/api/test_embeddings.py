@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 from openai.types import Batch
+from tritonclient.grpc import service_pb2 as pb
 
 from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
@@ -28,6 +29,7 @@ from tests.integration.support import (
 )
 from tests.pooling_models import pooling_entries
 from tests.postgres import PostgresServer
+from tests.triton_streams import ask, check_cancellations
 from tests.unit.auth.test_jwt import sign
 
 __all__ = ["guarded"]
@@ -229,6 +231,15 @@ async def test_a_pending_one_is_cancelled(service: Service) -> None:
     result = await read(service, sent["id"], wait=30)
     assert (result["state"], result["error"]["code"]) == ("failed", "cancelled")
     assert result["result"] is None
+
+
+async def test_a_cancellation_may_overtake_its_request(pooling: EmbeddedTriton) -> None:
+    asked = {"input": "{{delay_ms=60000}}", "parameters": {"task": "embed"}}
+
+    def ask_long(request_id: str) -> pb.ModelInferRequest:
+        return ask("pooling", "", request_id=request_id, pooling_request=json.dumps(asked))
+
+    await check_cancellations(pooling, "pooling", ask_long)
 
 
 async def test_a_client_that_leaves_cancels_its_texts(

@@ -387,6 +387,36 @@ async def test_what_is_not_to_be_stored_is_erased_at_its_delivery(
     assert (again.status_code, again.json()["code"]) == (410, "erased")
 
 
+async def test_what_is_not_to_be_stored_is_no_response_before_its_erasure_either(
+    client: AsyncOpenAI, connection: asyncpg.Connection
+) -> None:
+    stream = await ask(client, SLOW, store=False, stream=True)
+    running = (await anext(aiter(stream))).response.id
+    ended = (await ask(client, "secret {{chunks=1}}")).id
+    # As a process leaves it that dies between the delivery and the erasure.
+    await connection.execute(
+        """UPDATE results SET store = false, request = jsonb_set(request, '{is_stored}', 'false')
+           WHERE id = $1""",
+        UUID(ended.removeprefix("resp_")),
+    )
+    for one in (running, ended):
+        for call in (
+            client.responses.retrieve(one),
+            client.responses.retrieve(one, stream=True),
+            client.responses.cancel(one),
+            client.responses.delete(one),
+            client.responses.input_items.list(one),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await call
+        with pytest.raises(openai.BadRequestError, match="there is no response") as refused:
+            await ask(client, "more", previous_response_id=one)
+        assert refused.value.param == "previous_response_id"
+    rows = await connection.fetch("SELECT state, erased_at FROM results ORDER BY id")
+    assert [tuple(row) for row in rows] == [("pending", None), ("completed", None)]
+    await stream.close()
+
+
 async def test_what_nobody_fetched_is_erased_after_an_hour(
     calling: Service, client: AsyncOpenAI, connection: asyncpg.Connection
 ) -> None:

@@ -106,7 +106,7 @@ async def test_a_period_has_both_of_its_days_and_defaults_to_this_month(closed: 
 
 PRICES = """INSERT INTO model_prices VALUES
   ('m', '2026-10-01', 1000000, 0, 0), ('m', '2026-11-01', 0, 2000000, 10),
-  ('m', '2026-12-01', 9e9, 9e9, 9e9), ('*', '2026-11-01', 0, 0, 1000)"""
+  ('m', '2026-12-01', 9e9, 9e9, 9e9), ('*', '2026-10-15', 0, 0, 7), ('*', '2026-10-31', 0, 0, 1000)"""
 
 
 async def test_costs_are_by_the_prices_of_each_day_and_model(
@@ -114,6 +114,7 @@ async def test_costs_are_by_the_prices_of_each_day_and_model(
 ) -> None:
     await connection.execute("INSERT INTO model_prices VALUES ('other', '2026-01-01', 1, 1, 1)")
     assert [row["cost"] for row in await rows(closed, "group_by=day")] == [None, None]
+    # A model's own price counts, also where that of all models is newer, and the newest of each.
     await connection.execute(PRICES)
     for group, costs in (
         ("day", [30, 2 * 103 + 5.00001 + 250]),

@@ -256,6 +256,7 @@ def machine(
         yield BatchMachine
 
 
+@pytest.mark.slow("draws sequences of all events; `make soak` draws FUZZ times as many")
 @pytest.mark.soak
 def test_each_line_reaches_one_end(machine: type[BatchMachine]) -> None:
     check_machine(machine, examples=50, steps=12)

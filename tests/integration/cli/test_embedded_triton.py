@@ -97,7 +97,7 @@ async def test_a_server_that_is_about_to_end_does_not_count_as_silent(
     down = asyncio.create_task(server.wait())
     await asyncio.sleep(0)
     find(tmp_path, "triton_python_b").kill()
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # calls are refused for so long, several probes
     find(tmp_path, "tritonserver").kill()
     async with asyncio.timeout(60):
         assert "SIGKILL" in await down

@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from app.core.settings import Settings
+from app.queue import admission
 from llm_api_client import (
     AsyncClient,
     AuthenticationError,
@@ -31,7 +32,8 @@ from tests.integration.support import serve
 from tests.unit.api.test_startup_checks import STRONG
 from tests.unit.auth.test_jwt import sign
 
-ROWS = [{"id": f"k{i}", "topic": f"topic-{i}"} for i in range(2500)]
+# More than a list and a page hold.
+ROWS = [{"id": f"k{i}", "topic": f"topic-{i}"} for i in range(1200)]
 # The scripted model repeats the text of its prompt.
 PROMPT = "{{{{text={topic}}}}}"
 
@@ -57,15 +59,19 @@ async def test_each_row_is_answered_once(
         job = client.map(ROWS, PROMPT, model="scripted", key="id", out=out)
         rows = list(job)
         info = job.info()
-        assert (info.state, info.counts.rows, info.counts.completed) == ("ended", 2500, 2500)
+        assert (info.state, info.counts.rows, info.counts.completed) == (
+            "ended",
+            len(ROWS),
+            len(ROWS),
+        )
         return job.id, rows
 
     job_id, rows = await blocking(one, work)
     expected = {row["id"]: row["topic"] for row in ROWS}
-    assert len(rows) == 2500
+    assert len(rows) == len(ROWS)
     assert {row.key: row.checked().text for row in rows} == expected
     written = lines(out)
-    assert len(written) == 2500
+    assert len(written) == len(ROWS)
     assert {line["key"]: line["text"] for line in written} == expected
     assert lines(tmp_path / "answers.jsonl.failed.jsonl") == []
 
@@ -74,12 +80,12 @@ async def test_each_row_is_answered_once(
         job = client.map(ROWS, PROMPT, model="scripted", key="id", out=out)
         assert job.id == job_id
         assert list(job) == []
-        assert len(list(client.job(job_id))) == 2500
+        assert len(list(client.job(job_id))) == len(ROWS)
 
     await blocking(one, again)
     assert lines(out) == written
     count = await connection.fetchval("SELECT count(*) FROM results")
-    assert count == 2500
+    assert count == len(ROWS)
 
 
 async def test_rows_of_equal_requests_are_reused(one: Service) -> None:
@@ -115,11 +121,11 @@ async def test_rows_of_equal_requests_are_reused(one: Service) -> None:
 
 async def test_rows_in_the_order_of_the_data(one: Service) -> None:
     async with AsyncClient(url_of(one)) as client:
-        rows = iter(ROWS[:1500])
+        rows = iter(ROWS)
         job = await client.map(rows, PROMPT, model="scripted", order="input", window=300)
         mapped = [row async for row in job]
-    assert [row.input for row in mapped] == ROWS[:1500]
-    assert [row.text for row in mapped] == [row["topic"] for row in ROWS[:1500]]
+    assert [row.input for row in mapped] == ROWS
+    assert [row.text for row in mapped] == [row["topic"] for row in ROWS]
 
 
 async def test_wrong_rows_do_not_stop_the_job(one: Service, tmp_path: Path) -> None:
@@ -151,7 +157,7 @@ async def test_wrong_rows_do_not_stop_the_job(one: Service, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("order", ["completed", "input"])
 async def test_duplicate_keys_in_other_lists(one: Service, order: Any) -> None:
-    rows = [*ROWS[:1100], ROWS[3], {"id": "k4", "topic": "changed"}, ROWS[2000]]
+    rows = [*ROWS[:1100], ROWS[3], {"id": "k4", "topic": "changed"}, ROWS[1150]]
 
     def work(client: Client) -> list[Row[None]]:
         return list(client.map(rows, PROMPT, model="scripted", key="id", order=order))
@@ -276,22 +282,27 @@ with Client() as client:
 async def test_a_killed_client_takes_up_its_job(
     one: Service, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    number, out = 6000, tmp_path / "answers.jsonl"
-    answers = await run_killed(one, PROGRAM, number, out, at=(1000, 2000, 3000))
+    number, out = 2500, tmp_path / "answers.jsonl"
+    answers = await run_killed(one, PROGRAM, number, out, at=(400, 900, 1400))
     assert all(line["text"] == line["key"].replace("k", "topic-") for line in answers)
     count = await connection.fetchval("SELECT count(*) FROM results")
     assert count == number
 
 
-async def test_a_queue_that_is_full_is_waited_for(settings: Settings) -> None:
-    narrow = settings.model_copy(update={"team_max_queued": 150})
+# Once as the service sends it, once shorter.
+@pytest.mark.parametrize("retry_after", [admission._RETRY_SECONDS, 1])
+async def test_a_queue_that_is_full_is_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, retry_after: int
+) -> None:
+    monkeypatch.setattr(admission, "_RETRY_SECONDS", retry_after)
+    narrow = settings.model_copy(update={"team_max_queued": 100})
 
     async with serve(narrow, with_worker=True) as service:
 
         def work(client: Client) -> int:
-            return client.map(ROWS[:1200], PROMPT, model="scripted").run().counts.completed
+            return client.map(ROWS[:150], PROMPT, model="scripted").run().counts.completed
 
-        assert await blocking(service, work) == 1200
+        assert await blocking(service, work) == 150  # one list, more than the queue takes
 
 
 def some_rows() -> Iterator[str]:

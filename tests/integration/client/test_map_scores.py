@@ -145,8 +145,8 @@ with Client() as client:
 async def test_a_killed_client_takes_up_its_scores(
     one: Service, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    number, out = 2000, tmp_path / "scores.jsonl"
-    answers = await run_killed(one, PROGRAM, number, out, at=(300, 800))
+    number, out = 1200, tmp_path / "scores.jsonl"
+    answers = await run_killed(one, PROGRAM, number, out, at=(200, 500))
     assert all(line["scores"] == [0.5, 0.5] for line in answers)
     assert await connection.fetchval("SELECT count(*) FROM results") == number
 

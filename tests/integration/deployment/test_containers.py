@@ -20,6 +20,7 @@ import pytest
 
 from app.cli.up import processes
 from app.core import schema_version
+from tests import ssh_server
 from tests.conftest import ROOT
 from tests.docker_engine import DockerEngine, is_installed, make_base_images, start_docker
 from tests.integration.deployment.test_compose import SERVICES
@@ -27,6 +28,7 @@ from tests.integration.vast_stand_in import run_sshd
 
 pytestmark = [
     pytest.mark.trial,  # images and containers
+    pytest.mark.shard("containers"),
     # The first test waits for the base images (a minute of a free core) and the builds (a minute and a half).
     pytest.mark.timeout(900),
     pytest.mark.skipif(
@@ -275,6 +277,7 @@ def _shell(deployment: Deployment, command: str) -> None:
     deployment.engine.run("sh", "-c", command, cwd=deployment.directory, COMPOSE_PROFILES=profiles)
 
 
+@pytest.mark.skipif(not ssh_server.is_installed(), reason="needs openssh-server and -client")
 def test_triton_is_at_the_end_of_an_ssh_tunnel(deployment: Deployment, tmp_path: Path) -> None:
     """At an address of this machine that containers reach: their network's gateway."""
     end = f"{deployment.network('worker', 'Gateway')}:{processes.free_port()}"

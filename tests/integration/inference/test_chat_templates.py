@@ -199,6 +199,7 @@ async def render(prompt_format: PromptFormat, case: dict[str, Any]) -> str | Non
         return None
 
 
+@pytest.mark.soak
 async def test_every_template_renders_as_in_transformers(tmp_path: Path) -> None:
     made = cases()
     answer = judge(Path(__file__).with_name("render_by_transformers.py"), json.dumps(made))

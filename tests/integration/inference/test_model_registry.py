@@ -1,8 +1,10 @@
 """Models as a process knows them, on the real database: the tests set what the servers answer."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -15,10 +17,13 @@ from app.core.ids import new_id
 from app.core.queue_names import queue_of
 from app.core.settings import Settings
 from app.inference.model_registry import ModelRegistry
+from app.inference.pooling import Task
 from app.inference.server_pool import DeadEngine, Server, ServerPool
 from app.inference.server_store import ServerAddress
 from app.inference.triton_client import IndexEntry
+from app.results.pooling import choose_model
 from tests.conftest import make_settings
+from tests.pooling_models import pooling_entries
 from tests.postgres import PostgresServer
 
 SINCE = "2026-01-02T03:04:05+00:00"
@@ -231,6 +236,34 @@ async def test_the_default_is_the_only_ready_model(
     registry._default = "unknown"
     with pytest.raises(UnknownModelError):
         await registry.default()
+
+
+async def test_the_default_of_a_task_is_the_only_ready_model_that_has_it(
+    settings: Settings, services: Services, tmp_path: Path
+) -> None:
+    folders = pooling_entries(tmp_path)
+    shutil.copytree(folders["pooling"], tmp_path / "second")
+    registry = ModelRegistry(
+        services.database, services.server_pool,
+        settings.model_copy(update={"model_repository": tmp_path}),
+    )  # fmt: skip
+
+    async def choose(*ready: str, name: str | None = None, task: Task = "embed") -> str:
+        loaded = [entry(one, ready=one in ready) for one in ("pooling", "ranking", "second")]
+        serve(services, "a", *loaded, entry("text"))
+        await registry.refresh()
+        return (await choose_model(registry, name, task)).name
+
+    assert await choose("pooling", "ranking", "second", name="second") == "second"
+    assert await choose("pooling", "ranking") == "pooling"  # "second" is known, and not ready
+    assert await choose("pooling", "ranking", task="score") == "ranking"
+    assert await choose("pooling", "ranking", name="ranking") == "ranking"  # refused later, by name
+    with pytest.raises(InvalidRequestError, match="pooling, second, text are ready") as refused:
+        await choose("pooling", "second")
+    assert [one.field for one in refused.value.errors] == ["model"]
+    registry._default = "second"
+    assert await choose("pooling", "second") == "second"
+    assert await choose("pooling") == "pooling"  # the default has the task, and is not ready
 
 
 async def test_placeholders_mean_the_default(services: Services, registry: ModelRegistry) -> None:

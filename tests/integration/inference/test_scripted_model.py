@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from app.cli.up.triton import EmbeddedTriton
 from app.inference.triton_client import TritonClient
@@ -22,7 +23,15 @@ from app.inference.triton_errors import (
 )
 from tests.conftest import ROOT
 from tests.integration.support import until
-from tests.triton_streams import RETURNS, ModelError, ask, collect, stream, text
+from tests.triton_streams import (
+    RETURNS,
+    ModelError,
+    ask,
+    check_cancellations,
+    collect,
+    stream,
+    text,
+)
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +181,13 @@ async def test_a_request_cancels_another_of_the_scripted_model(triton: EmbeddedT
     assert await collect(triton, ask("scripted", "", cancel_request_id="victim")) == []
 
 
+async def test_a_cancellation_may_overtake_its_request(triton: EmbeddedTriton) -> None:
+    def ask_long(request_id: str) -> pb.ModelInferRequest:
+        return ask("scripted", "{{delay_ms=60000}}", request_id=request_id)
+
+    await check_cancellations(triton, "scripted", ask_long)
+
+
 async def test_stopped_generations_leave_nothing_behind(triton: EmbeddedTriton) -> None:
     """Stopped in the middle of a wait, too, the call is ended by the model and not cancelled.
 
@@ -186,7 +202,7 @@ async def test_stopped_generations_leave_nothing_behind(triton: EmbeddedTriton) 
         for _ in range(10):
             running = [asyncio.create_task(generate(client, number)) for number in range(50)]
             for task in running:
-                await asyncio.sleep(0.003)
+                await asyncio.sleep(0.003)  # each is stopped at another moment of its waits
                 task.cancel()
             await asyncio.wait(running)
         while client._abandoned:

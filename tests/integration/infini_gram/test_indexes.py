@@ -250,6 +250,14 @@ async def test_an_added_index_is_opened_without_a_restart(
     add_declaration(file, built.declaration)
     damaged = copy.path / "table.0"
     whole = damaged.read_bytes()
+    look, looks = Indexes._look, 0
+
+    def counted(indexes: Indexes) -> tuple[Any, ...]:
+        nonlocal looks
+        looks += 1
+        return look(indexes)
+
+    monkeypatch.setattr(Indexes, "_look", counted)
     async with Indexes(read_declarations(file), file=file) as indexes:
         first = indexes.engine("small")
         cut(damaged)
@@ -277,7 +285,8 @@ async def test_an_added_index_is_opened_without_a_restart(
         assert indexes.failures == {}
         assert await indexes.run("copy", lambda engine: engine.total_documents) == 120
         file.unlink()
-        await asyncio.sleep(0.1)
+        after = looks + 2  # one may be under way
+        await until(lambda: asyncio.sleep(0, looks >= after))
         assert indexes.names == ["small", "copy"]
         assert indexes.engine("small") is first, "an open index is not opened again"
 

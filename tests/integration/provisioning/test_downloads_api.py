@@ -459,7 +459,7 @@ async def refuse(*_: object) -> bool:
 
 
 async def hang(*_: object) -> bool:
-    await asyncio.sleep(1000)
+    await asyncio.sleep(1000)  # until it is cancelled
     return True
 
 

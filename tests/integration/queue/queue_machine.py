@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from hypothesis import note
-from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from app.core.database import is_transient
 from app.core.listener import ENDED
@@ -33,7 +33,7 @@ from tests.integration.queue.queue_tables import (
     to_grid,
 )
 from tests.integration.queue.result_model import ANY_FAULT, Modelled
-from tests.machines import machine_settings
+from tests.machines import check_machine
 
 T = TypeVar("T")
 UNIT = 2.0 * HALF_UNIT
@@ -53,9 +53,8 @@ class Bench:
 
 
 def run_machine(machine: type["QueueMachine"], settings: Settings, examples: int) -> None:
-    chosen = machine_settings(examples, steps=50)
     with asyncio.Runner() as runner, _bench(runner.get_loop(), settings) as bench:
-        run_state_machine_as_test(lambda: machine(bench), settings=chosen)  # type: ignore[arg-type]
+        check_machine(lambda: machine(bench), examples=examples, steps=50)
 
 
 @contextlib.contextmanager

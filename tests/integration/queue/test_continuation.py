@@ -12,10 +12,11 @@ import asyncpg
 import psutil
 import pytest
 
-from app.cli.up.triton import STUB, EmbeddedTriton
+from app.cli.up.triton import STUB
 from app.core.settings import Settings
 from app.inference.triton_client import CannotContinueError
 from app.inference.triton_messages import Delta, EarlierText
+from tests.chaos.stack import MortalTriton
 from tests.conftest import SCRIPTED, Service, run_service, run_triton, short_lease
 from tests.integration.launching import Worker
 from tests.integration.stream_reader import Reader
@@ -45,14 +46,29 @@ async def elsewhere(settings: Settings) -> AsyncIterator[Service]:
         yield service
 
 
-@pytest.fixture
-async def waiting(settings: Settings, elsewhere: Service) -> dict[str, Any]:
-    """A result that waits with kept text, and no worker."""
+async def begin(settings: Settings, connection: asyncpg.Connection, max_tokens: int = 100) -> str:
+    """A result that waits with kept text: its worker has stopped, and the next writes the rest at once."""
     impatient = settings.model_copy(update={"shutdown_grace_seconds": 0.1})
     async with run_service(impatient, with_worker=True) as service:
-        sent = await send(service, SLOW, parameters={"max_tokens": 65})
+        sent = await send(service, SLOW, parameters={"max_tokens": max_tokens})
         await until_running(service, sent["id"])
-    return await read(elsewhere, sent["id"], partial=True)
+    await hurry(connection)
+    return str(sent["id"])
+
+
+async def hurry(connection: asyncpg.Connection) -> None:
+    """From its next attempt on, SLOW takes no time."""
+    await connection.execute(
+        "UPDATE contexts SET content = replace(content, 'delay_ms=50', 'delay_ms=0')"
+    )
+
+
+@pytest.fixture
+async def waiting(
+    settings: Settings, connection: asyncpg.Connection, elsewhere: Service
+) -> dict[str, Any]:
+    """A result that waits with kept text, and no worker."""
+    return await read(elsewhere, await begin(settings, connection, 65), partial=True)
 
 
 async def attempts(service: Service, result_id: str) -> list[dict[str, Any]]:
@@ -141,13 +157,10 @@ async def test_a_long_answer_is_continued_within_seconds(one: Service) -> None:
 async def test_a_stopping_worker_hands_its_text_to_the_next(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
-    impatient = settings.model_copy(update={"shutdown_grace_seconds": 0.1})
-    async with run_service(impatient, with_worker=True) as service:
-        sent = await send(service, SLOW, parameters={"max_tokens": 100})
-        await until_running(service, sent["id"])
+    result_id = await begin(settings, connection)
     async with run_service(settings, with_worker=True) as service:
-        result = await read(service, sent["id"], wait=30)
-        (entry,) = await attempts(service, sent["id"])
+        result = await read(service, result_id, wait=30)
+        (entry,) = await attempts(service, result_id)
     assert (result["result"], result["attempt"], result["continued"]) == (TEXT, 2, 1)
     assert result["usage"]["completion_tokens"] == 60
     assert (entry["attempt"], entry["continued_from"] > 0) == (2, True)
@@ -172,6 +185,8 @@ async def test_the_stored_text_of_a_killed_worker_is_continued(
 
         await until(has_read)
         await first.kill()
+        await connection.execute("UPDATE workers SET lease_expires_at = now()")
+        await hurry(connection)
         await second.start(lambda _: None)
         await asyncio.wait_for(reading, 60)
     finally:
@@ -287,14 +302,11 @@ async def test_a_seeded_answer_starts_over(twice: Service) -> None:
 async def test_the_setting_turns_it_off_for_results_that_wait(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
-    impatient = settings.model_copy(update={"shutdown_grace_seconds": 0.1})
-    async with run_service(impatient, with_worker=True) as service:
-        sent = await send(service, SLOW, parameters={"max_tokens": 100})
-        await until_running(service, sent["id"])
+    result_id = await begin(settings, connection)
     off = settings.model_copy(update={"continue_lost_attempts": False})
     async with run_service(off, with_worker=True) as service:
-        result = await read(service, sent["id"], wait=30)
-        refused, *_ = await attempts(service, sent["id"])
+        result = await read(service, result_id, wait=30)
+        refused, *_ = await attempts(service, result_id)
     assert (result["result"], result["attempt"], result["continued"]) == (TEXT, 3, 0)
     assert "LLM_CONTINUE_LOST_ATTEMPTS" in refused["error"]["message"]
     assert await has_no_chunks(connection)
@@ -319,16 +331,13 @@ async def test_text_that_cannot_be_continued_is_generated_anew(
     settings: Settings, connection: asyncpg.Connection, change: str, reason: str
 ) -> None:
     """No attempt is counted, and nothing fails."""
-    impatient = settings.model_copy(update={"shutdown_grace_seconds": 0.1})
-    async with run_service(impatient, with_worker=True) as service:
-        sent = await send(service, SLOW, parameters={"max_tokens": 100})
-        await until_running(service, sent["id"])
+    result_id = await begin(settings, connection)
     await lose_ids(connection, change)
     async with run_service(settings, with_worker=True) as service:
         reader = Reader(text=TEXT[:3], attempt=1, position="1:3")
         async with serve(settings) as api:
-            await asyncio.wait_for(reader.read(api.client, sent["id"]), 60)
-        history = await attempts(service, sent["id"])
+            await asyncio.wait_for(reader.read(api.client, result_id), 60)
+        history = await attempts(service, result_id)
     assert reader.result is not None
     assert (reader.text, reader.attempts[-1], reader.result["continued"]) == (TEXT, 3, 0)
     assert reader.result["usage"]["completion_tokens"] == 60
@@ -343,7 +352,7 @@ async def test_text_that_cannot_be_continued_is_generated_anew(
 _INPUTS = re.compile(r',\s*\{ name: "(?:return_token_ids|resume_\w+|token_ids)"[^}]*\}')
 
 
-class Changing(EmbeddedTriton):
+class Changing(MortalTriton):
     """A Triton whose model takes token ids, or takes none, as NVIDIA's backend."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -448,7 +457,8 @@ async def test_an_engine_that_is_killed_in_mid_text_is_continued_by_the_next(
             return bool(await changing.has_no_stub())
 
         await until(is_dead)
-        await changing.stop()
+        changing.kill_server()  # by itself it would wait for the model's dead process
+        await changing.wait()
         await changing.start()
         result = await read(service, sent["id"], wait=60)
         first, *_ = await attempts(service, sent["id"])

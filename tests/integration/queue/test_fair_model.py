@@ -164,7 +164,7 @@ class FairQueue(QueueMachine):
         self.jump(1)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.slow("draws claims under all limits")
 @pytest.mark.soak
 def test_claims_follow_the_model(queue_settings: Settings) -> None:
     run_machine(FairQueue, queue_settings, examples=20)

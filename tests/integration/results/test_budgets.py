@@ -12,9 +12,11 @@ import pytest
 from app.api.container import open_services
 from app.cli.main import main
 from app.core.database import Database
-from app.core.errors import DatabaseUnavailableError
+from app.core.errors import BudgetExhaustedError, DatabaseUnavailableError
+from app.core.ids import new_id
 from app.core.settings import Settings
 from app.queue.budgets import WHOLE_TEAM
+from app.queue.enqueue import NewResult
 from app.results.usage.spending import Budget, Spending
 from app.webhooks.budget_alerts import BudgetAlerts
 from app.webhooks.sender import Sender
@@ -89,6 +91,47 @@ async def test_the_use_is_that_of_this_month_by_team_and_key(
     assert found["red", "k1"].used_cost == pytest.approx(2 * 0.4 + days * 2 + 1)
     assert {one.month for one in found.values()} == {today().replace(day=1)}
     assert [one.token_id for one in await spending.list("blue")] == ["k1"]
+
+
+@pytest.mark.parametrize(
+    ("checked_at", "used"),
+    [
+        ("NULL", 200),
+        ("now()", 100),  # another process has just checked it
+        ("now() - interval '2 h'", 200),
+        ("now() + interval '1 h'", 200),  # the clock was set back
+    ],
+)
+async def test_budgets_are_checked_that_no_process_has_just_checked(
+    spending: Spending, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch,
+    checked_at: str, used: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("app.results.usage.spending._FRESH_SECONDS", 3600.0)
+    await connection.execute(USE, "red", today(), "r")
+    await spending.set(Budget("red", WHOLE_TEAM, 1_000, None))
+    await spending.check()
+    await connection.execute(USE, "red", today(), "r")
+    await connection.execute(f"UPDATE budgets SET checked_at = {checked_at}")
+    await spending.check()
+    assert [one.used_tokens for one in await spending.list()] == [used]
+
+
+async def test_a_process_that_has_just_started_refuses_its_first_request(
+    settings: Settings, spending: Spending, connection: asyncpg.Connection
+) -> None:
+    await connection.execute(USE, "red", today(), "r")
+    await spending.set(Budget("red", "r", 100, None))
+    await spending.check()
+    async with open_services(settings, "test") as started:  # its loops do not run
+        allowed = [of_team("blue", "r"), of_team("red", "other"), of_team("red", None)]
+        await started.budgets.check(allowed)
+        await connection.execute("DELETE FROM budgets")  # what it has read is kept
+        with pytest.raises(BudgetExhaustedError, match="Key 'r' of team 'red'"):
+            await started.budgets.check([*allowed, of_team("red", "r")])
+
+
+def of_team(team: str, token: str | None) -> NewResult:
+    return NewResult(new_id(), team, new_id(), "m", "{}", 60.0, token_id=token)
 
 
 REQUESTS: dict[str, Any] = {
@@ -203,12 +246,17 @@ async def test_a_budget_that_the_month_before_used_up_is_open(
     assert (await post(closed, "/results/", NATIVE, RED)).status_code == 202
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "max_cost"), [(400, None), (None, 10.0), (400, 10.5), (401, 10.0)]
+)
 async def test_each_threshold_is_one_signed_message_and_a_failed_call_is_repeated(
-    settings: Settings, spending: Spending, connection: asyncpg.Connection
-) -> None:
+    settings: Settings, spending: Spending, connection: asyncpg.Connection,
+    max_tokens: int | None, max_cost: float | None,
+) -> None:  # fmt: skip
+    await connection.execute("INSERT INTO model_prices VALUES ('*', '2020-01-01', 25e3, 25e3, 0)")
     settings = settings.model_copy(update={"webhook_allow_private": True})
     async with receiving(answer(500)) as receiver, open_services(settings, "test") as services:
-        await spending.set(Budget("red", "r", 400, None, receiver.url))
+        await spending.set(Budget("red", "r", max_tokens, max_cost, receiver.url))
         sender = Sender(settings)
         alerts = BudgetAlerts(services.database, services.outbox, sender, settings, SHORT)
         others = Spending(services.database)
@@ -235,7 +283,7 @@ async def test_each_threshold_is_one_signed_message_and_a_failed_call_is_repeate
     assert first["type"] == "budget.threshold"
     assert first["data"] == {
         "team": "red", "key": "r", "month": f"{today():%Y-%m}", "threshold_percent": 50,
-        "max_tokens": 400, "used_tokens": 200, "max_cost": None, "used_cost": 0.0,
+        "max_tokens": max_tokens, "used_tokens": 200, "max_cost": max_cost, "used_cost": 5.0,
         "currency": "USD",
     }  # fmt: skip
 

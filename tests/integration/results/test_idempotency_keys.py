@@ -209,6 +209,7 @@ class KeyMachine(DatabaseMachine):
         assert orphans == []
 
 
+@pytest.mark.slow("draws sequences of all events; `make soak` draws FUZZ times as many")
 @pytest.mark.soak
 def test_a_key_names_one_request_and_its_results(
     postgres_server: PostgresServer, template: str

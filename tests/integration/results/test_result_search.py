@@ -1,6 +1,7 @@
 """GET /results/?q=: the newest that match, whichever way they are found, of one's own team."""
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -8,8 +9,9 @@ import orjson
 import pytest
 
 from app.core.settings import Settings
-from app.results import search as result_search
+from app.results import export, search as result_search
 from app.results.indexer import ResultIndexer
+from app.results.search import ResultSearch
 from tests.conftest import Service, run_service
 from tests.integration.auth.test_auth import bearer, guarded
 from tests.integration.results.test_indexer import add
@@ -78,6 +80,7 @@ async def test_pages_and_filters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(result_search, "_WALKS", walks)
+    monkeypatch.setattr(export, "_PAGE", 11)
     some = await add(connection, 30, output="common rare")
     await add(connection, 30, output="common")
     more = await add(connection, 5, output="common rare")
@@ -98,8 +101,42 @@ async def test_pages_and_filters(
     assert await search(api, "rare", state="failed") == []
     assert await search(api, "rare", state="completed", retryable="true") == []
     assert await search(api, "rare", created_before="2020-01-01T00:00:00Z") == []
-    exported = await api.client.get("/results/export?q=rare&limit=33")
-    assert [orjson.loads(line)["id"] for line in exported.content.splitlines()] == expected[:33]
+    # Several pages, of which the last is full, cut by the limit, or empty.
+    for query, first, end in (("", 0, None), ("&limit=22", 0, 22), ("&limit=33", 0, 33),
+                              (f"&after={expected[1]}", 2, None)):  # fmt: skip
+        exported = await api.client.get(f"/results/export?q=rare{query}")
+        found = [orjson.loads(line)["id"] for line in exported.content.splitlines()]
+        assert found == expected[first:end], query
+
+
+@pytest.mark.parametrize("path", ["/results/export", "/results/?limit=3"])
+@pytest.mark.parametrize("narrowed", ["q=common", "context_id={context}&model_name=m"])
+@pytest.mark.parametrize("gone", [[0, 1, 2], [1, 5, 8]])
+async def test_rows_that_vanish_between_two_reads_of_a_page_end_nothing(
+    api: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch,
+    path: str, narrowed: str, gone: Sequence[int],
+) -> None:  # fmt: skip
+    ids = sorted(await add(connection, 9, output="common"), reverse=True)
+    await digest_all(api)
+    context = await connection.fetchval("SELECT context_id FROM results WHERE id = $1", ids[0])
+    find = ResultSearch.ids
+
+    async def find_and_delete(*arguments: Any, **members: Any) -> Sequence[UUID]:
+        found = await find(*arguments, **members)
+        vanishing = [ids[place] for place in gone]
+        await connection.execute("DELETE FROM results WHERE id = ANY($1::uuid[])", vanishing)
+        return found
+
+    monkeypatch.setattr(ResultSearch, "ids", find_and_delete)
+    monkeypatch.setattr(export, "_PAGE", 3)
+    seen: list[str] = []
+    url = f"{path}{'&' if '?' in path else '?'}{narrowed.format(context=context)}"
+    while url:
+        answer = await api.client.get(url)
+        lines = answer.content.splitlines() if "export" in url else map(orjson.dumps, answer.json())
+        seen += [orjson.loads(line)["id"] for line in lines]
+        url = answer.links.get("next", {}).get("url", "")
+    assert seen == [str(one) for place, one in enumerate(ids) if place not in gone]
 
 
 async def test_a_team_finds_its_own(guarded: Settings, connection: asyncpg.Connection) -> None:

@@ -1,6 +1,7 @@
 """Waiting: every waiter is notified, also if the listening connection is lost or silent."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from uuid import UUID
 
@@ -204,7 +205,7 @@ async def test_a_listener_whose_connection_goes_silent_tells_everyone_still(hub:
 
 
 async def test_a_listener_that_cannot_connect_tries_again(
-    postgres_server: PostgresServer, database_name: str
+    postgres_server: PostgresServer, database_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = make_settings(postgres_server, database_name)
     nowhere = settings.model_copy(update={"database_host": "127.0.0.1:1"})
@@ -213,8 +214,13 @@ async def test_a_listener_that_cannot_connect_tries_again(
         listener = Listener(database)
         listener.subscribe(ENQUEUED, lambda _: heard.set())
         running = asyncio.create_task(listener.run())
-        await asyncio.sleep(0.6)
-        assert not running.done()
+
+        async def has_failed_twice() -> bool:
+            assert not running.done()
+            return caplog.text.count("listener lost its connection") >= 2
+
+        with caplog.at_level(logging.INFO, listener_module.__name__):
+            await until(has_failed_twice)
         assert not heard.is_set()
         database._direct = Primary(settings.database_addresses())  # the server is back
         await asyncio.wait_for(heard.wait(), 20)

@@ -5,7 +5,6 @@ and comes back to either process ends with exactly the text of the result. `FUZZ
 `tests/machines.py`.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -278,7 +277,10 @@ class StreamMachine(DatabaseMachine):
     async def _read(self, client: Client, count: int = ALL) -> None:
         for _ in range(count):
             event = await anext(client.events, None)
-            if event is None or isinstance(event, KeepAlive):
+            if event is None:
+                assert client.has_ended, "a stream ended before its result"
+                return
+            if isinstance(event, KeepAlive):
                 return
             if isinstance(event, Ended):
                 client.has_ended = True
@@ -314,11 +316,11 @@ class StreamMachine(DatabaseMachine):
             self.clients += [self._client(n % 2, known) for n, known in enumerate(past)]
         for client in self.clients:
             while not client.has_ended:
-                async with asyncio.timeout(60):
-                    await self._read(client)
+                await self._read(client)
             await client.events.aclose()
 
 
+@pytest.mark.slow("draws sequences of all events; `make soak` draws FUZZ times as many")
 @pytest.mark.soak
 def test_a_reader_at_any_position_gets_the_whole_text_once(
     postgres_server: PostgresServer, template: str

@@ -346,7 +346,7 @@ async def test_an_outage_of_the_database_cuts_no_stream(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # new connections are lost, too
     await asyncio.wait_for(reading, 30)
     assert reader.result is not None
     assert reader.text == reader.result["result"]
@@ -437,7 +437,7 @@ async def test_opened_in_the_moment_of_completion(settings: Settings, *, with_wo
 
         async def read_late(number: int) -> None:
             sent = await send(near, f"{number} {script(3, 0.005)}")
-            await asyncio.sleep(number % 30 * 0.002)
+            await asyncio.sleep(number % 30 * 0.002)  # about when the result ends
             reader = Reader()
             await asyncio.wait_for(reader.read(side.client, sent["id"]), 30)
             assert reader.result is not None

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -21,6 +22,7 @@ from standardwebhooks import Webhook
 from app.core.ids import new_id
 from app.core.settings import Settings
 from app.webhooks.delivery import message_id
+from app.webhooks.outbox import Due, WebhookOutbox
 from app.webhooks.sender import new_secret, sign
 from tests.conftest import ROOT, Service, short_lease
 from tests.integration.support import (
@@ -33,7 +35,7 @@ from tests.integration.support import (
     until,
     until_running,
 )
-from tests.integration.webhook_receiver import Receiver, answer, receiving, silence
+from tests.integration.webhook_receiver import Receiver, answer, delivering, receiving, silence
 
 URL = "https://hook.example/results"
 
@@ -467,11 +469,21 @@ async def test_the_documented_receiver_works(service: Service, tmp_path: Path) -
 
 
 async def test_a_process_without_a_worker_does_not_deliver(
-    api: Service, connection: asyncpg.Connection
+    api: Service, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It never looks for what is due, neither at its start nor at a notification."""
+    looked: set[WebhookOutbox] = set()
+    claim = WebhookOutbox.claim
+
+    async def look(outbox: WebhookOutbox, *arguments: Any) -> Sequence[Due]:
+        looked.add(outbox)
+        return await claim(outbox, *arguments)
+
+    monkeypatch.setattr(WebhookOutbox, "claim", look)
     async with receiving() as receiver:
         accepted = await send(api, "x", webhook_url=receiver.url)
         await api.client.post(f"/results/{accepted['id']}/cancel")
-        await asyncio.sleep(0.5)
-        assert receiver.calls == []
-    assert await owed(connection) == {accepted["id"]: "pending"}
+        async with delivering(settings) as services:
+            await until_delivered(api, accepted["id"])
+            assert looked == {services.outbox}
+    assert len(receiver.calls) == 1

@@ -14,7 +14,7 @@ from app.worker.attempt import Backend
 from app.worker.attempt_executor import AttemptExecutor
 from app.worker.throughput import Throughput
 from tests.conftest import Service, connect, run_service
-from tests.integration.support import read, send, until
+from tests.integration.support import finish, read, send, until
 
 _WAITING = """
 SELECT count(*) FROM pg_stat_activity
@@ -78,7 +78,8 @@ async def test_the_end_of_a_result_follows_a_slow_write_of_its_text(
             attempt = hub.running(result_id)
             assert attempt is not None
             await until(lambda: asyncio.sleep(0, attempt.is_over))
-            await asyncio.sleep(0.3)  # in which a wrong end would be sent
+            # The end of a later result is committed: a wrong end would have been sent before it.
+            assert (await finish(service, "y {{chunks=1}}"))["state"] == "completed"
         result = await read(service, accepted["id"], wait=30)
     await other.close()
     assert result["state"] == "completed"

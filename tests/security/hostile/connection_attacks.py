@@ -51,7 +51,7 @@ async def unread_streams(attacker: Attacker) -> None:
     path = f"/results/{result['id']}/stream"
     for _ in range(attacker.target.streams):
         await _open_unread(attacker, "GET", path, None)
-    await asyncio.sleep(_HELD_SECONDS)
+    await asyncio.sleep(_HELD_SECONDS)  # the attack is to hold them
     await attacker.post(f"/results/{result['id']}/cancel", None)
 
 
@@ -67,7 +67,7 @@ async def unread_responses(attacker: Attacker) -> None:
     ]
     for _ in range(20):
         await _open_unread(attacker, *attacker.chance.choice(wanted))
-    await asyncio.sleep(_HELD_SECONDS)
+    await asyncio.sleep(_HELD_SECONDS)  # the attack is to hold them
 
 
 async def half_requests(attacker: Attacker) -> None:
@@ -82,7 +82,7 @@ async def half_requests(attacker: Attacker) -> None:
     token = f"\r\nAuthorization: Bearer {attacker.target.token}\r\n".encode()
     for _ in range(20):
         await _connect(attacker, attacker.chance.choice(starts).replace(b"\r\n", token, 1))
-    await asyncio.sleep(_HELD_SECONDS)
+    await asyncio.sleep(_HELD_SECONDS)  # the attack is to hold them
 
 
 async def waits(attacker: Attacker) -> None:
@@ -94,7 +94,7 @@ async def waits(attacker: Attacker) -> None:
     path = f"/results/{result['id']}?wait=60"
     for _ in range(200):
         await _open_unread(attacker, "GET", path, None)
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # the waits are open for a while
     await attacker.post(f"/results/{result['id']}/cancel", None)
 
 
@@ -119,7 +119,7 @@ async def leaving(attacker: Attacker) -> None:
     body = {"model": MODEL, "prompt": _SLOW, "max_tokens": 100, "n": attacker.size(16)}
     for _ in range(20):
         await _open_unread(attacker, "POST", "/v1/completions", body)
-    await asyncio.sleep(attacker.chance.random())
+    await asyncio.sleep(attacker.chance.random())  # they leave at any moment of the work
 
 
 CONNECTIONS = (unread_streams, unread_responses, half_requests, waits, cancels, leaving)

@@ -101,7 +101,7 @@ async def run(
         polite = Polite(stack.ports["api"], keys[POLITE], canary, b"hostile ")
         with _watched(stack, outcome):
             async with _sending(polite):
-                await asyncio.sleep(options.alone_seconds)
+                await asyncio.sleep(options.alone_seconds)  # the duration that is measured
             outcome.alone, polite.seconds = polite.seconds, []
             log(f"alone: {summary(outcome.alone)}")
             order = Order(
@@ -109,7 +109,7 @@ async def run(
                 keys[HOSTILE], silent.url, canary, polite.ids,
             )  # fmt: skip
             async with _sending(polite), _attacking(order, outcome.account):
-                await asyncio.sleep(options.seconds)
+                await asyncio.sleep(options.seconds)  # the attack's duration
                 await until(lambda: asyncio.sleep(0, len(polite.seconds) >= options.requests), 200)
             outcome.beside, outcome.polite = polite.seconds, polite.faults
         outcome.lost = await _lost(stack, polite.ids)

@@ -114,7 +114,7 @@ def test_bytes_go_both_ways_and_an_end_frees_the_descriptor(runner: asyncio.Runn
                     await loop.sock_sendall(client, b"ping")
                     answer = await loop.sock_recv(client, 10)
                 begun.transports.pop().abort()
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # the loop closes the socket in a later turn
                 counts.append(open_files())
             return answer, counts[1] - counts[0]
 
@@ -151,7 +151,7 @@ def test_it_goes_on_once_there_are_file_descriptors(
                 os.close(lowest := os.dup(0))
                 resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 10, hard))
                 try:
-                    await asyncio.sleep(0.5)
+                    await asyncio.sleep(0.5)  # five pauses of the acceptor
                     few = len(begun.hosts)
                 finally:
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,11 +1,13 @@
 """The door: Host, Origin, media type, size."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.middleware.request_guard import RequestGuard
+from app.core.byte_budget import ACCOUNT, Account, ByteBudget
 
 HOSTS = ["localhost", "127.0.0.1", "[::1]", "My.Example"]
 
@@ -29,6 +31,7 @@ async def knock(
     hosts: list[str] | None = HOSTS,
     kind: str = "http",
     most: int = 100,
+    on_receive: Callable[[], object] = lambda: None,
     **headers: str,
 ) -> tuple[Inner, int | None]:
     """Send one request; the application and the status of a refusal, if it was one."""
@@ -37,6 +40,7 @@ async def knock(
     waiting = list(messages) or [{"type": "http.request", "body": b""}]
 
     async def receive() -> Message:
+        on_receive()
         return waiting.pop(0) if waiting else {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
@@ -156,6 +160,34 @@ async def test_a_client_that_leaves_while_sending() -> None:
         {"type": "http.request", "body": b"x" * 200, "more_body": True}, {"type": "http.disconnect"}
     )
     assert (inner.calls, status) == (0, 413)
+
+
+@pytest.mark.parametrize(
+    ("most", "headers", "charge"),
+    [
+        (100_000, {"content_length": "8192"}, 0),  # as texts that are not counted
+        (100_000, {"content_length": "8193"}, 4 * 8_193),
+        (100_000, {"content_length": "50000"}, 200_000),
+        (100_000, {"transfer_encoding": "chunked"}, 400_000),  # it may be as long as is allowed
+        (100_000, {"transfer_encoding": "chunked", "content_length": "x"}, 400_000),
+        (8_192, {"transfer_encoding": "chunked"}, 0),
+        (100_000, {}, 0),
+    ],
+)
+async def test_a_body_is_charged_while_it_arrives_and_then_by_its_length(
+    most: int, headers: dict[str, str], charge: int
+) -> None:
+    budget = ByteBudget(10_000_000)
+    ACCOUNT.set(Account(budget, "team"))
+    charges: list[int] = []
+
+    inner, status = await knock(
+        *body(b"x" * 500, b"x" * 500), most=most, on_receive=lambda: charges.append(budget.used),
+        content_type="application/json", **headers,  # type: ignore[arg-type] # headers by name
+    )  # fmt: skip
+    assert (inner.calls, status) == (1, None)
+    assert charges == [charge, charge]
+    assert budget.used == min(charge, 4 * 1_000)
 
 
 async def test_what_is_no_request_passes() -> None:

@@ -32,7 +32,7 @@ def in_virtual_time(
 
 async def settle() -> None:
     """Let all tasks run until each waits."""
-    await asyncio.sleep(0.001)
+    await asyncio.sleep(0.001)  # of the virtual clock, which moves once all of them wait
 
 
 def now() -> float:

@@ -36,7 +36,7 @@ async def test_work_may_wait_longer_than_its_cpu_time(monkeypatch: pytest.Monkey
     threads = BoundedThreads("test", 1)
 
     def sleep() -> str:
-        time.sleep(0.2)
+        time.sleep(0.2)  # it uses no CPU time, which is what is bounded
         return "done"
 
     assert await threads.run(sleep, seconds=0.06, queue_seconds=_LONG) == "done"

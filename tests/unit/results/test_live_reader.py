@@ -86,7 +86,8 @@ class Stream:
         self._listener.callbacks[APPENDED](self.id.hex)
 
     async def next(self) -> Event:
-        return await anext(self._events)
+        async with asyncio.timeout(20):  # text that is missing is a failure, and not a hang
+            return await anext(self._events)
 
     async def delta(self) -> tuple[int, int, str, int | None]:
         """The attempt, offset, text and number of tokens of the next event."""

@@ -1,7 +1,10 @@
-"""Modules of the vLLM backend that import nothing of Triton or vLLM."""
+"""Modules of the vLLM backend, in a Python without Triton and vLLM."""
 
 import importlib.util
+import sys
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from tests.conftest import ROOT
 
@@ -14,3 +17,24 @@ def load(name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+class _Absent(ModuleType):
+    """A module that is not installed here: each of its names is a class of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (Exception,), {})
+
+
+def load_session() -> Any:
+    """The module `session`, with those of its parts that import nothing of Triton or vLLM."""
+    absent = (
+        "triton_python_backend_utils", "engine_requests", "generation_request", "response_stream",
+        "vllm", "vllm.outputs", "vllm.sampling_params", "vllm.v1", "vllm.v1.engine",
+        "vllm.v1.engine.exceptions", "vllm.v1.engine.output_processor",
+    )  # fmt: skip
+    parts = {name: load(name) for name in ("session_messages", "session_slots")}
+    with patch.dict(sys.modules, {name: _Absent(name) for name in absent} | parts):
+        return load("session")

@@ -38,7 +38,7 @@ class Batch:
 
     async def submit(self, item: object) -> bool:
         self.items.append(item)
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(self.seconds)  # in virtual time
         return self.is_ours
 
     async def close(self) -> None:
@@ -113,7 +113,7 @@ class Desk(Backend):
 
     async def is_dead(self, target: Target) -> bool:
         self.probes.append(target)
-        await asyncio.sleep(5)
+        await asyncio.sleep(5)  # in virtual time
         return target in self.dead
 
     def dead_engines(self) -> dict[str, dict[str, DeadEngine]]:

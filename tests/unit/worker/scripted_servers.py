@@ -90,7 +90,7 @@ class Registry:
         self.handlers.append(handler)
 
     async def refresh(self) -> None:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # a refresh that others may share
         self.refreshes += 1
 
 

@@ -38,7 +38,7 @@ class Scripted(Attempt):
 
     async def _work(self) -> Outcome:
         self.has_worked = True
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(self.seconds)  # in virtual time
         return self.outcome
 
     def _lost(self) -> Failure:

@@ -37,7 +37,7 @@ class Engine:
         self.is_reaped = False
 
     async def attribute(self, _text: str, _parameters: object) -> Attributed:
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(self.seconds)  # in virtual time
         if self.error is not None:
             raise self.error
         return Attributed('{"spans": []}', 9, 4)
@@ -77,7 +77,7 @@ class Bench:
     async def running(self) -> AsyncIterator[None]:
         await self.backend.open()
         task = asyncio.create_task(self.backend.run())
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # in virtual time: the backend waits for work
         yield
         task.cancel()
         await asyncio.wait([task])

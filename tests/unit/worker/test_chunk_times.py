@@ -40,7 +40,7 @@ class Log:
         texts = sorted(getattr(chunk, "text") for chunk in chunks)  # noqa: B009
         now = asyncio.get_running_loop().time() - self.began
         self.writes.append((round(now, 3), texts, len(notifications)))
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(self.seconds)  # in virtual time
 
     def is_read(self, _: object) -> bool:
         return False

@@ -187,6 +187,30 @@ async def test_the_text_is_stored_for_a_new_reader(desk: Desk) -> None:
     assert desk.table.writes[2] == (["!"], ["!"], [])
 
 
+async def test_the_text_that_nothing_read_is_stored_for_its_first_reader(desk: Desk) -> None:
+    """No more of it need come."""
+    attempt, other = desk.attempt(watched=False), desk.attempt(watched=False)
+    say(attempt, "some")
+    say(other, "else")
+    desk.watched.add(attempt.claim.id)
+    desk.writer.on_announced([attempt.claim.id])
+    await desk.until_written(1)
+    assert desk.table.writes == [(["some"], [], [attempt.claim.id])]
+    say(attempt, " more")
+    await desk.until_written(2)
+    assert desk.table.writes[1] == ([" more"], [" more"], [])
+
+
+async def test_an_attempt_that_has_gone_is_not_announced(desk: Desk) -> None:
+    """Its end was committed between the announcement and the write."""
+    gone, other = desk.attempt(), desk.attempt()
+    say(gone, "some")
+    desk.writer.on_announced([gone.claim.id, other.claim.id])
+    del desk.running[gone.claim.id]
+    await desk.until_written(1)
+    assert desk.table.writes == [([], [], [other.claim.id])]
+
+
 async def test_a_reader_that_comes_when_all_is_stored_is_notified(desk: Desk) -> None:
     """The rest of its text may come much later."""
     attempt = desk.attempt()

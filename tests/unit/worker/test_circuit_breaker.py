@@ -40,6 +40,12 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
     await engine.breaker.close()
 
 
+async def until_all_wait() -> None:
+    """Each task has had its turns: what is left waits for the answer."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 async def closed(engine: Engine) -> None:
     async with asyncio.timeout(10):
         while not engine.breaker.allows(PLACE):  # noqa: ASYNC110 - there is no event
@@ -53,7 +59,7 @@ async def test_a_suspect_place_gets_nothing_until_a_probe_is_answered(engine: En
     assert not engine.breaker.allows(PLACE)
     assert engine.breaker.dead(PLACE) is None
     settled = asyncio.create_task(engine.breaker.settled(PLACE, 10))
-    await asyncio.sleep(0.01)
+    await until_all_wait()
     assert not settled.done()
     engine.may_answer.set()
     await settled
@@ -98,7 +104,7 @@ async def test_a_removed_server_is_forgotten(engine: Engine) -> None:
 async def test_concurrent_questions_share_a_probe(engine: Engine) -> None:
     engine.may_answer.clear()
     asking = [asyncio.create_task(engine.breaker.ask(PLACE)) for _ in range(5)]
-    await asyncio.sleep(0.01)
+    await until_all_wait()
     engine.may_answer.set()
     assert {(await one).answer for one in asking} == {ProbeOutcome.ANSWERED}
     assert engine.probes == 1

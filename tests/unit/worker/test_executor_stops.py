@@ -29,7 +29,7 @@ class Rows:
         self.owned = owned
 
     async def fetch(self, _sql: str, _worker: UUID) -> list[dict[str, Any]]:
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # in virtual time
         names = "id", "attempt", "is_cancelled"
         return [dict(zip(names, row, strict=True)) for row in self.owned]
 

@@ -115,7 +115,7 @@ class Service(Desk):
     async def load_limits(self) -> None:
         if self.outages:
             self.outages -= 1
-            await asyncio.sleep(5)
+            await asyncio.sleep(5)  # in virtual time
             raise DatabaseUnavailableError("away")
 
     async def claims(
@@ -175,7 +175,7 @@ class Service(Desk):
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         running = asyncio.create_task(self.worker.run())
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # in virtual time
         yield
         self.worker.stop()
         await running

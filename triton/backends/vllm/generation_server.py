@@ -5,6 +5,7 @@ import asyncio
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+from cancellations import Cancellations
 from engine_host import EngineHost
 from engine_requests import EngineRequests
 from generation_request import GenerationRequest, RefusedError, ResponseBuilder, read_request
@@ -17,6 +18,7 @@ from sessions import Sessions
 # Added to the pulse for each request: a look at its cancellation is a round trip, so with many of
 # them the pulse slows down.
 PULSE_PER_REQUEST = 0.001
+CANCELLED = ("CANCELLED", "the request was cancelled")
 
 
 class GenerationServer:
@@ -26,6 +28,7 @@ class GenerationServer:
         self.host = host
         self.model_name = model_name
         self.live: dict[asyncio.Task[None], ResponseStream] = {}  # requests under way
+        self.cancellations = Cancellations()
         self.senders = Senders(host.loop)
         self.metrics = ServerMetrics(model_name, model_version)
         self.requests = EngineRequests(host, model_name, self.metrics)
@@ -58,14 +61,23 @@ class GenerationServer:
         self.host.loop.call_soon_threadsafe(self.start, request, stream)
 
     def start(self, request: GenerationRequest | PoolingRequest, stream: ResponseStream) -> None:
+        if self.cancellations.take(stream.request_id):
+            self.senders.start(stream.fail, *CANCELLED)
+            return
         task = self.host.loop.create_task(self.answer(request, stream))
         self.live[task] = stream
-        task.add_done_callback(self.live.pop)
+        task.add_done_callback(self.forget)
+
+    def forget(self, task: asyncio.Task[None]) -> None:
+        self.cancellations.end(self.live.pop(task).request_id)
 
     def cancel(self, request_id: str) -> None:
-        for task, stream in self.live.items():
-            if stream.request_id == request_id:
-                task.cancel()
+        tasks = [task for task, stream in self.live.items() if stream.request_id == request_id]
+        for task in tasks:
+            # Behind its first step: a task that is cancelled before never runs, and answers nothing.
+            self.host.loop.call_soon(task.cancel)
+        if not tasks:
+            self.cancellations.remember(request_id)
 
     async def answer(
         self, request: GenerationRequest | PoolingRequest, stream: ResponseStream
@@ -75,7 +87,7 @@ class GenerationServer:
         try:
             if await work(request, stream):
                 return
-            code, message = "CANCELLED", "the request was cancelled"
+            code, message = CANCELLED
         except Exception as error:  # noqa: BLE001 - it is this request's alone
             code, message = self.requests.explain(error)
         await self.senders.run(stream.fail, code, message)

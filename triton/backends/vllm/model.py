@@ -11,7 +11,7 @@ NVIDIA's container. Its differences on purpose:
   generation_config.json, except its length; `"generation_config": "vllm"` in model.json turns that off.
 - A dead engine always ends its requests with UNAVAILABLE and makes the model not ready.
 - A request with the input `cancel_request_id` generates nothing: it cancels the request whose id
-  it names. Cancelling the gRPC call works too, but races with the responses in Triton 2.51 and
+  it names, also if that one comes up to 30 s later (cancellations.py). Cancelling the gRPC call works too, but races with the responses in Triton 2.51 and
   crashes the server about once in some thousand times.
 - `prompt_token_ids`, if given, is the prompt as the engine reads it; `text_input` is only echoed.
 - With `return_prompt_logprobs` and the sampling parameter prompt_logprobs, the first response has the

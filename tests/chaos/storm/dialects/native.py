@@ -89,7 +89,7 @@ async def _accepted(client: Client, answer: tuple[Reply, Any]) -> None:
     order = client.order
     order.ids = [result["id"]]
     if order.intent == "cancel":
-        await asyncio.sleep(order.pause)
+        await asyncio.sleep(order.pause)  # the moment that the order drew
         reply, state = await client.insist("POST", f"/results/{result['id']}/cancel")
         assert reply.status in (200, 202), (reply.status, state)
     await client.follow(result["id"])

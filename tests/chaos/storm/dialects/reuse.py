@@ -15,7 +15,7 @@ async def equal_requests(client: Client) -> None:
     order = client.order
     ids = await asyncio.gather(_send(client, 0), _send(client, 1))
     if order.intent == "cancel":
-        await asyncio.sleep(order.pause / 4)
+        await asyncio.sleep(order.pause / 4)  # the moment that the order drew
         reply, state = await client.insist("POST", f"/results/{ids[0]}/cancel")
         assert reply.status in (200, 202), (reply.status, state)
     ends = [await client.follow(one) for one in ids]

@@ -23,8 +23,13 @@ from app.results.jobs.rows import EndedRow, Job, NewJob
 from app.results.jobs.store import JobStore
 from tests.conftest import connect
 from tests.integration.queue.queue_bench import Bench, ended, keyed, make_result, open_bench
+from tests.integration.support import until
 
 FAILED = Failure(FailureCode.MODEL_ERROR, "No.", False)
+_WAITING = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
 
 
 class Jobs:
@@ -56,6 +61,17 @@ class Jobs:
     async def rows(self, job: UUID, after: int = 0) -> Sequence[EndedRow]:
         page = await self.results.page("default", job, state=None, after=after, limit=1000)
         return page.rows
+
+
+async def until_it_waits(task: asyncio.Task[Any], jobs: Jobs) -> None:
+    """Its statement waits in PostgreSQL for another transaction."""
+    waits = jobs.bench.connection.fetchval
+
+    async def is_so() -> bool:
+        return task.done() or bool(await waits(_WAITING))
+
+    await until(is_so)
+    assert not task.done()
 
 
 def job_row(job: UUID, key: str, **members: Any) -> NewResult:
@@ -207,8 +223,7 @@ async def test_a_row_waits_for_a_closing_under_way(jobs: Jobs, settings: Setting
     await closing.execute("SELECT FROM jobs WHERE id = $1 FOR UPDATE", job)
     await closing.execute("UPDATE jobs SET closed_at = now() WHERE id = $1", job)
     late = asyncio.create_task(jobs.add(job, "late"))
-    await asyncio.sleep(0.2)
-    assert not late.done()
+    await until_it_waits(late, jobs)
     await transaction.commit()
     await closing.close()
     assert await late == [False]
@@ -229,7 +244,7 @@ async def test_a_statement_that_is_older_than_the_closing_stores_no_row(
     storing = asyncio.create_task(
         jobs.bench.queue.enqueue([keyed("held", priority=1), job_row(job, "late")])
     )
-    await asyncio.sleep(0.2)
+    await until_it_waits(storing, jobs)
     await jobs.store.close("default", job)
     assert not storing.done()
     await transaction.rollback()
@@ -248,8 +263,7 @@ async def test_a_closing_waits_for_rows_that_are_being_stored(
     statement, arguments = to_statement([job_row(job, "early")], [False], None)
     await storing.fetch(statement, *arguments)
     closing = asyncio.create_task(jobs.store.close("default", job))
-    await asyncio.sleep(0.2)
-    assert not closing.done()
+    await until_it_waits(closing, jobs)
     await transaction.commit()
     await storing.close()
     closed = await closing
@@ -262,11 +276,11 @@ async def test_rows_and_a_closing_at_once(jobs: Jobs, seed: int) -> None:
     keeper = JobKeeper(jobs.bench.database)
 
     async def add(key: int) -> int:
-        await asyncio.sleep((key * (seed + 3) % 7) * 0.002)
+        await asyncio.sleep((key * (seed + 3) % 7) * 0.002)  # rows are spread around the closing
         return sum(await jobs.add(job, str(key)))
 
     async def close() -> None:
-        await asyncio.sleep(0.004 * seed)
+        await asyncio.sleep(0.004 * seed)  # the moment of the closing, another for each seed
         await jobs.store.close("default", job)
         await keeper.step()
 

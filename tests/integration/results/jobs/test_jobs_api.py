@@ -135,8 +135,9 @@ async def test_a_closed_job_refuses_rows_beyond_a_limit_for_good(settings: Setti
 
 
 async def test_a_job_without_rows_ends_once_it_is_closed(api: Service) -> None:
-    job = await new_job(api)
-    await asyncio.sleep(0.7)  # a step of the keeper
+    job, closed = await new_job(api), await new_job(api)
+    await act(api, closed, "close")
+    await until_ended(api, closed)  # by the keeper, which has looked at the other one, too
     assert (await read_job(api, job))["state"] == "open"
     await act(api, job, "close")
     assert (await until_ended(api, job))["counts"] == NO_ROWS

@@ -76,7 +76,7 @@ async def test_very_many_ends_at_once_wake_all(
     service.services.listener._handlers[ENDED].append(received.append)
     jobs = [await new_job(service) for _ in range(201)]
     waiting = asyncio.create_task(wait_for(service, jobs[-1], 60))
-    await asyncio.sleep(0.1)
+    await until(lambda: asyncio.sleep(0, service.services.hub._waiters.count == 1))
     await service.services.database.fetch(
         """WITH closed AS (UPDATE jobs SET closed_at = now() RETURNING id)
            INSERT INTO job_events (job_id, rows) SELECT id, 0 FROM closed"""

@@ -12,7 +12,7 @@ One directive anywhere in a text is for tests:
     {{nan}}           the first number is none
 
 Generations are refused, as by the vLLM backend. A request with the input `cancel_request_id` cancels the one
-whose id it names.
+whose id it names, also if that one comes later.
 """
 
 import json
@@ -23,10 +23,12 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from cancellations import Cancellations
 from pooled import compute
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _DIRECTIVE = re.compile(r"\{\{(\w+)(?:=(\d+))?\}\}")
+CANCELLED = "CANCELLED: the request was cancelled"
 _ERRORS = {
     "refuse": "INVALID_ARG: refused by its directive",
     "fail": "INTERNAL: failed by its directive",
@@ -41,6 +43,7 @@ class TritonPythonModel:
         settings = json.loads((Path(pb_utils.get_model_dir()) / "model.json").read_text())
         self.task = "score" if settings.get("convert") == "classify" else "embed"
         self.waiting: dict[str, threading.Timer] = {}
+        self.cancellations = Cancellations()
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
@@ -59,7 +62,9 @@ class TritonPythonModel:
         text = content if isinstance(content, str) else " ".join(map(str, content))
         found = _DIRECTIVE.search(text)
         name, value = found.groups() if found else ("", None)
-        if parameters["task"] != self.task:
+        if self.cancellations.take(request_id):
+            fail(sender, CANCELLED)
+        elif parameters["task"] != self.task:
             fail(sender, f"INVALID_ARG: task: this model computes no {parameters['task']}")
         elif name in _ERRORS:
             fail(sender, _ERRORS[name])
@@ -85,6 +90,7 @@ class TritonPythonModel:
 
         def send() -> None:
             if self.waiting.pop(request_id, None) is not None:
+                self.cancellations.end(request_id)
                 sender.send(response, flags=FINAL)
 
         timer = threading.Timer(delay / 1000, send)
@@ -96,7 +102,10 @@ class TritonPythonModel:
     def cancel(self, request_id: str) -> None:
         if (timer := self.waiting.pop(request_id, None)) is not None:
             timer.cancel()
-            fail(timer.sender, "CANCELLED: the request was cancelled")  # type: ignore[attr-defined]
+            self.cancellations.end(request_id)
+            fail(timer.sender, CANCELLED)  # type: ignore[attr-defined]
+        else:
+            self.cancellations.remember(request_id)
 
 
 def fail(sender: Any, message: str) -> None:

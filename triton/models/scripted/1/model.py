@@ -33,7 +33,8 @@ A request with the input `session_v1` belongs to a session (docs/sessions.md), w
 their chunks together, one response a step.
 
 A request with the input `cancel_request_id` generates nothing itself and cancels the one whose id (of
-the ModelInferRequest) it names; see the vLLM backend for why that is better than gRPC's way.
+the ModelInferRequest) it names, also if that one comes later; see the vLLM backend for why that is better
+than gRPC's way.
 
 With `return_token_ids` each response has the ids of its chunks (`token_ids`). With
 `resume_token_ids` and `resume_text`, ids and text of the chunks that an earlier generation of the
@@ -57,6 +58,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from cancellations import Cancellations
 from script import (
     RefusedError,
     digest_images,
@@ -212,6 +214,7 @@ class TritonPythonModel:
     def initialize(self, _args: dict[str, str]) -> None:
         self.heap: list[tuple[float, int, Generation]] = []  # by time of the next step
         self.by_id: WeakValueDictionary[str, Generation] = WeakValueDictionary()
+        self.cancellations = Cancellations()
         self.numbers = itertools.count()  # breaks ties of the heap
         self.changed = threading.Condition()
         self.stopping = False
@@ -229,8 +232,7 @@ class TritonPythonModel:
         for request in requests:
             target = pb_utils.get_input_tensor_by_name(request, "cancel_request_id")
             if target is not None:
-                if generation := self.by_id.get(target.as_numpy().flat[0].decode()):
-                    generation.is_cancelled = True
+                self.cancel(target.as_numpy().flat[0].decode())
                 request.get_response_sender().send(flags=FINAL)
                 continue
             session = pb_utils.get_input_tensor_by_name(request, "session_v1")
@@ -242,11 +244,18 @@ class TritonPythonModel:
                 continue
             try:
                 generation = Generation(request)
+                generation.is_cancelled = self.cancellations.take(generation.request_id)
                 self.by_id[generation.request_id] = generation
                 self.schedule(generation)
             except RefusedError as error:
                 sender = request.get_response_sender()
                 send_error(sender, f"INVALID_ARG: {error}")
+
+    def cancel(self, request_id: str) -> None:
+        if (generation := self.by_id.get(request_id)) is not None:
+            generation.is_cancelled = True
+        else:
+            self.cancellations.remember(request_id)
 
     def schedule(self, generation: Generation) -> None:
         at = min(generation.due, generation.next_poll)
@@ -256,7 +265,9 @@ class TritonPythonModel:
 
     def speak(self) -> None:
         while (generation := self.next_generation()) is not None:
-            if not self.step(generation):
+            if self.step(generation):
+                self.cancellations.end(generation.request_id)
+            else:
                 self.schedule(generation)
 
     def next_generation(self) -> Generation | None:
