@@ -13,9 +13,18 @@ from xdist.workermanage import WorkerController
 
 # Each of these takes minutes: they begin, in this order, and one process runs all of a group.
 _GROUPS = (
-    # Engines of their own, each of which takes 13 s of a core to start.
-    ("tests/e2e/test_other_models.py", "tests/e2e/test_quantizations.py"),
-    # One vLLM engine that they share.
+    # Engines of tiny models on one Triton: each takes 13 s of a core to start. The last file kills it.
+    (
+        "tests/e2e/test_quantizations.py",
+        "tests/e2e/test_other_models.py",
+        "tests/e2e/test_embeddings.py",
+        "tests/e2e/test_launches.py",
+        "tests/e2e/test_vision.py",
+        "tests/e2e/test_adapters.py",
+        "tests/e2e/test_tools.py",
+        "tests/e2e/test_processes.py",
+    ),
+    # The engine of the demo model, which they share, and vLLM's own server beside it.
     ("tests/e2e/",),
     # Thousands of streams or requests at a time, and bounds on their delays: not two at a time.
     (

@@ -1,30 +1,30 @@
-"""A real vLLM engine behind a real Triton, once a session."""
+"""Real vLLM engines behind real Tritons, once a session: the demo model's, and those of tiny models."""
 
-import contextlib
-import subprocess
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
-from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
-from app.inference.model_repository import parse_source, write_entry
-from tests.conftest import ROOT, TRITON_VENV, Service, make_settings, run_service, run_triton
+from tests.chaos.stack import MortalTriton
+from tests.conftest import ROOT, Service, make_settings, run_service, run_triton
+from tests.e2e.small_models import ADAPTERS, SmallModels, make_models, write_entries
+from tests.e2e.vllm_server import run_vllm_server
 from tests.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session")
-def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]:
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTriton]:
     """Triton with the demo model on vLLM's CPU engine: about 20 seconds to start."""
     models = {"demo": ROOT / "models" / "demo"}
-    with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("vllm"), models) as server:
+    with run_triton(MortalTriton, tmp_path_factory.mktemp("vllm"), models) as server:
         yield server
 
 
 @pytest.fixture
-async def vllm_triton(vllm_server: EmbeddedTriton) -> EmbeddedTriton:
+async def vllm_triton(vllm_server: MortalTriton) -> MortalTriton:
     """The session's Triton, started again if the test before killed it."""
     async with vllm_server.client() as client:
         is_live = await client.is_live()
@@ -35,7 +35,7 @@ async def vllm_triton(vllm_server: EmbeddedTriton) -> EmbeddedTriton:
 
 @pytest.fixture
 def vllm_settings(
-    postgres_server: PostgresServer, database_name: str, vllm_triton: EmbeddedTriton
+    postgres_server: PostgresServer, database_name: str, vllm_triton: MortalTriton
 ) -> Settings:
     """Settings of a service in front of the vLLM engine."""
     return make_settings(
@@ -54,51 +54,60 @@ async def vllm_service(vllm_settings: Settings) -> AsyncIterator[Service]:
         yield running
 
 
-QUANTIZATIONS = {"llama-int8": "compressed-tensors"}
+@pytest.fixture(scope="session")
+def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """vLLM's own HTTP server with the demo model."""
+    with run_vllm_server(tmp_path_factory.mktemp("vllm_server")) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
-def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny models, adapters, and what transformers computes with them."""
+    directory = tmp_path_factory.mktemp("made")
+    make_models(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def computed(made: Path) -> dict[str, Any]:
+    """The numbers of make_models.py."""
+    found: dict[str, Any] = json.loads((made / "expected.json").read_text())
+    assert len({tuple(tokens) for tokens in found["adapters"].values()}) == 1 + len(ADAPTERS)
+    return found
+
+
+@pytest.fixture(scope="session")
+def entries(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model repository with an entry for each tiny model."""
-    weights = tmp_path_factory.mktemp("weights")
-    maker = Path(__file__).with_name("make_tiny_models.py")
-    subprocess.run([TRITON_VENV / "bin" / "python", "-I", maker, weights], check=True)
-    repository = tmp_path_factory.mktemp("repository")
-    made = {}
-    for directory in sorted(weights.iterdir()):
-        source = parse_source(str(directory))
-        assert source.directory is not None
-        made[source.name] = repository / source.name
-        write_entry(
-            made[source.name], source.directory, quantization=QUANTIZATIONS.get(source.name)
-        )
-    return made
+    return write_entries(made, tmp_path_factory.mktemp("repository"))
 
 
-@pytest.fixture(scope="module")
-def tools_triton(
-    entries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EmbeddedTriton]:
-    """Triton with the tiny model that takes tools."""
-    models = {"tools": entries["tools"]}
-    with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("tools"), models) as server:
+@pytest.fixture(scope="session")
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallModels]:
+    """Triton for the tiny models: none of them is loaded yet."""
+    with run_triton(SmallModels, tmp_path_factory.mktemp("small"), {}) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def tools_server(small_models: SmallModels, entries: dict[str, Path]) -> Iterator[SmallModels]:
+    """The tiny model that takes tools, with adapters."""
+    with small_models.serving(entries, "tools"):
+        yield small_models
+
+
+@pytest.fixture
+async def tools_triton(tools_server: SmallModels) -> SmallModels:
+    await tools_server.revive()
+    return tools_server
 
 
 @pytest.fixture
 def tools_settings(
-    postgres_server: PostgresServer, database_name: str, tools_triton: EmbeddedTriton
+    postgres_server: PostgresServer, database_name: str, tools_triton: SmallModels
 ) -> Settings:
     """A service in front of that model."""
-    repository = tools_triton.environment["LLM_MODEL_REPOSITORY"]
-    return make_settings(postgres_server, database_name, tools_triton, model_repository=repository)
-
-
-def engines() -> list[psutil.Process]:
-    """The vLLM engine processes below this session's Triton."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if any("EngineCore" in word for word in process.cmdline()):
-                found.append(process)
-    return found
+    return make_settings(
+        postgres_server, database_name, tools_triton, model_repository=tools_triton.repository
+    )

@@ -1,12 +1,9 @@
-"""Make two LoRA adapters of a tiny model: `python make_adapters.py MODEL DIRECTORY PROMPT`.
+"""Two LoRA adapters of a tiny model: a part of make_models.py.
 
-Runs in Triton's environment. Each adapter is in PEFT's files: low-rank additions to two projections of
-each layer. `expected.json` has the greedy tokens that transformers generates with the additions merged
-into the weights, by the adapter's name; an empty name is the model alone.
+Each is in PEFT's files: low-rank additions to two projections of each layer.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -19,15 +16,18 @@ SEEDS = {"dog": 1, "sheep": 2}
 TARGETS = ("q_proj", "v_proj")
 
 
-def main() -> None:
-    weights, directory, prompt = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+def make(weights: Path, directory: Path, prompt: str) -> dict[str, list[int]]:
+    """Greedy tokens that transformers generates with the additions merged into the weights.
+
+    By the adapter's name; an empty name is the model alone.
+    """
     expected = {"": generate(weights, prompt, {})}
     for name, seed in SEEDS.items():
         torch.manual_seed(seed)
         additions = make_additions(weights)
         save(additions, directory / name)
         expected[name] = generate(weights, prompt, additions)
-    (directory / "expected.json").write_text(json.dumps(expected))
+    return expected
 
 
 def make_additions(weights: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -76,7 +76,3 @@ def generate(
             best = model(ids).logits[0, -1].argmax()
             ids = torch.cat([ids, best.reshape(1, 1)], dim=1)
     return [int(one) for one in ids[0, length:]]
-
-
-if __name__ == "__main__":
-    main()

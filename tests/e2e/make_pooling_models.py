@@ -1,37 +1,29 @@
-"""Make tiny random models that pool: `python make_pooling_models.py DIRECTORY`.
+"""Tiny random models that pool, and what transformers computes with them: a part of make_models.py.
 
-Runs in Triton's environment. DIRECTORY gets an embeddings model `embed`, a cross encoder `rank`, and
-vLLM's own vectors and scores of the texts in DIRECTORY/texts.json, as DIRECTORY/expected.json.
+An embeddings model `embed`, whose vectors are those of the first token, and a cross encoder `rank`.
 """
 
 import json
-import os
 import string
-import sys
 from pathlib import Path
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ["TORCHDYNAMO_DISABLE"] = "1"
-
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedModel
-from vllm import LLM, PoolingParams
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedModel,
+)
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 LENGTH = 128
-ENGINE: dict[str, Any] = {
-    "runner": "pooling",
-    "dtype": "float32",
-    "max_model_len": LENGTH,
-    "enforce_eager": True,
-    "kv_cache_memory_bytes": 16 << 20,
-}
 
 
-def main() -> None:
-    directory = Path(sys.argv[1])
+def make(directory: Path, texts: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of these texts."""
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
     sizes = {
@@ -44,12 +36,12 @@ def main() -> None:
         "initializer_range": 0.5,  # vectors of different texts are far apart
         "pad_token_id": 0,
     }
-    embed = BertConfig(**sizes, matryoshka_dimensions=[16, 32, 64])
-    save(BertModel(embed), tokenizer, directory / "embed")
-    rank = BertConfig(**sizes, num_labels=1)
-    save(BertForSequenceClassification(rank), tokenizer, directory / "rank")
-    expected = compute(directory, json.loads((directory / "texts.json").read_text()))
-    (directory / "expected.json").write_text(json.dumps(expected))
+    embed = BertModel(BertConfig(**sizes, matryoshka_dimensions=[16, 32, 64])).eval()
+    save(embed, tokenizer, directory / "embed")
+    rank = BertForSequenceClassification(BertConfig(**sizes, num_labels=1)).eval()
+    save(rank, tokenizer, directory / "rank")
+    with torch.no_grad():
+        return compute(embed, rank, directory, texts)
 
 
 def make_tokenizer() -> Tokenizer:
@@ -79,30 +71,26 @@ def save(model: PreTrainedModel, tokenizer: Tokenizer, directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def compute(directory: Path, texts: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's own results, one text at a time: the last digits depend on the engine's batch."""
-    return vectors(directory, texts) | {"scores": scores(directory, texts)}
+def compute(
+    embed: PreTrainedModel, rank: PreTrainedModel, directory: Path, texts: dict[str, Any]
+) -> dict[str, Any]:
+    tokenize = AutoTokenizer.from_pretrained(directory / "embed")
 
+    def raw(ids: list[int]) -> torch.Tensor:
+        return embed(torch.tensor([ids])).last_hidden_state[0, 0]
 
-def vectors(directory: Path, texts: dict[str, Any]) -> dict[str, Any]:
-    model = LLM(model=str(directory / "embed"), **ENGINE)
+    def normal(vector: torch.Tensor) -> list[float]:
+        return [float(one) for one in vector / vector.norm()]
 
-    def vector(prompt: Any, **parameters: Any) -> list[float]:
-        (output,) = model.embed([prompt], pooling_params=PoolingParams(**parameters))
-        return list(output.outputs.embedding)
+    def score(document: str) -> float:
+        pair = tokenize(texts["query"], document, return_tensors="pt")
+        return float(rank(**pair).logits.sigmoid())
 
+    found = [raw(tokenize(text).input_ids) for text in texts["texts"]]
     return {
-        "vectors": [vector(text) for text in texts["texts"]],
-        "raw": [vector(text, use_activation=False) for text in texts["texts"]],
-        "short": [vector(text, dimensions=16) for text in texts["texts"]],
-        "ids": vector({"prompt_token_ids": texts["ids"]}),
+        "vectors": [normal(one) for one in found],
+        "raw": [one.tolist() for one in found],
+        "short": [normal(one[:16]) for one in found],
+        "ids": normal(raw(texts["ids"])),
+        "scores": [score(one) for one in texts["documents"]],
     }
-
-
-def scores(directory: Path, texts: dict[str, Any]) -> list[float]:
-    model = LLM(model=str(directory / "rank"), **ENGINE)
-    return [model.score(texts["query"], one)[0].outputs.score for one in texts["documents"]]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,9 @@
-"""Make tiny random models of several architectures: `python make_tiny_models.py DIRECTORY`.
+"""Tiny random models that generate, of several architectures: a part of make_models.py.
 
-Runs in Triton's environment, which has torch and transformers. Each model gets its family's layout
-on disk, as if it had been downloaded: configuration, safetensors, tokenizer.
+Each gets its family's layout on disk, as if it had been downloaded: configuration, safetensors, tokenizer.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -42,17 +40,14 @@ SIZES = {
 }
 
 
-def main() -> None:
-    directory = Path(sys.argv[1])
+def make(directory: Path) -> None:
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
     vocabulary = {"vocab_size": tokenizer.get_vocab_size(), "bos_token_id": 0, "eos_token_id": 0}
-    save(
-        Qwen2ForCausalLM(Qwen2Config(**SIZES, **vocabulary)),
-        tokenizer,
-        directory / "qwen",
-        CHAT_TEMPLATE,
-    )
+    qwen = Qwen2ForCausalLM(Qwen2Config(**SIZES, **vocabulary))
+    save(qwen, tokenizer, directory / "qwen-int8", CHAT_TEMPLATE)
+    quantize(directory / "qwen-int8")
+    set_defaults(directory / "qwen-int8", {"top_k": 1})
     bloom = BloomConfig(hidden_size=64, n_layer=2, n_head=2, **vocabulary)
     save(BloomForCausalLM(bloom), tokenizer, directory / "bloom")
     begins = make_tokenizer(BEGIN)
@@ -60,8 +55,6 @@ def main() -> None:
     more = vocabulary | {"vocab_size": begins.get_vocab_size(), "bos_token_id": 1}
     tools = LlamaForCausalLM(LlamaConfig(**long, **more))
     save(tools, begins, directory / "tools", TOOL_TEMPLATE, bos_token=BEGIN)
-    save(LlamaForCausalLM(LlamaConfig(**SIZES, **vocabulary)), tokenizer, directory / "llama-int8")
-    quantize(directory / "llama-int8")
 
 
 def make_tokenizer(begin: str | None = None) -> Tokenizer:
@@ -125,5 +118,7 @@ def quantize(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-if __name__ == "__main__":
-    main()
+def set_defaults(directory: Path, sampling: dict[str, float]) -> None:
+    """Sampling parameters of requests that leave them open."""
+    file = directory / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | sampling))

@@ -1,11 +1,10 @@
-"""Make a tiny random model with vision: `python make_vision_model.py DIRECTORY`.
+"""A tiny random model with vision: a part of make_models.py.
 
-Runs in Triton's environment. It is an Idefics3, one of the families whose processors need no torchvision:
+It is an Idefics3, one of the families whose processors need no torchvision:
 a vision encoder of 28 x 28 pixels, a connector to 4 tokens, and a Llama of two layers.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,7 @@ TEXT = {
 }
 
 
-def main() -> None:
-    directory = Path(sys.argv[1])
+def make(directory: Path) -> None:
     torch.manual_seed(0)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
@@ -113,7 +111,3 @@ def save_processor(directory: Path) -> None:
 
 def write(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content))
-
-
-if __name__ == "__main__":
-    main()

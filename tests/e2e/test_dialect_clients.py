@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 PROMPT = "import os\n\n\ndef "
 COUNT = 24
+LONG = 300  # tokens that take a second or more
 T = TypeVar("T")
 
 
@@ -306,12 +307,16 @@ async def test_curl_lines_of_the_description(url: str, expected: str) -> None:
     assert form == {"status_code": 400, "message": "Request was not JSON"}
 
 
-async def test_a_python_client_that_reads_chunks(url: str, expected: str) -> None:
-    body = {"text": PROMPT, "top_k": 1, "max_tokens": COUNT, "stop_sequence": None}
+async def test_a_python_client_that_reads_chunks(url: str, port: Service, expected: str) -> None:
+    """A service that waits for its turn joins pieces: a short text may be one chunk."""
+    body = {"text": PROMPT, "top_k": 1, "max_tokens": LONG, "stop_sequence": None}
     async with (
         httpx.AsyncClient(timeout=60) as client,
         client.stream("POST", f"{url}/inference/demo", json=body) as answer,
     ):
         chunks = [chunk async for chunk in answer.aiter_text()]
-    assert "".join(chunks) == expected
+    stored = await port.client.get(f"/results/{answer.headers['x-result-id']}")
+    text = "".join(chunks)
+    assert text == stored.json()["result"]
+    assert text.startswith(expected)
     assert len(chunks) > 1

@@ -1,9 +1,8 @@
-"""Embeddings and scores on real vLLM: its own numbers, to the last bit."""
+"""Embeddings and scores on real vLLM: its own numbers to the last bit, and nearly those of transformers."""
 
 import array
 import json
 import math
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,43 +11,34 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.cli.up.triton import EmbeddedTriton
-from app.inference.model_repository import write_entry
 from app.inference.triton_errors import RefusedError
-from tests.conftest import TRITON_VENV, Service, make_settings, run_triton
+from tests.conftest import Service, make_settings
+from tests.e2e.small_models import DOCUMENTS, IDS, QUERY, TEXTS, SmallModels
 from tests.e2e.test_recipes import RESULTS, count_results, run
 from tests.integration.support import assert_openai_error, openai_client, read, serve
 from tests.postgres import PostgresServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-TEXTS = ["hello world", "x", "a longer text, with marks!"]
-IDS = [2, 5, 6, 3]  # of `ab`, with the tokens around it
-QUERY, DOCUMENTS = "what is it", ["it is this", "no", "hello world"]
 LONG = "a b c " * 100
+DIGITS = 1e-5  # vLLM's arithmetic and that of transformers agree to about the sixth digit
 
 
 @dataclass
 class Pooling:
-    triton: EmbeddedTriton
-    expected: dict[str, Any]  # vLLM's own results
+    triton: SmallModels
+    expected: dict[str, Any]  # by transformers
 
 
 @pytest.fixture(scope="module")
-def pooling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pooling]:
-    """Triton with two tiny models, and the numbers that vLLM computes with them by itself."""
-    made = tmp_path_factory.mktemp("pooling")
-    given = {"texts": TEXTS, "ids": IDS, "query": QUERY, "documents": DOCUMENTS}
-    (made / "texts.json").write_text(json.dumps(given))
-    maker = Path(__file__).with_name("make_pooling_models.py")
-    subprocess.run([TRITON_VENV / "bin" / "python", "-I", maker, made], check=True, cwd=made)
-    entries = {name: made / "repository" / name for name in ("embed", "rank")}
-    for name, entry in entries.items():
-        entry.parent.mkdir(exist_ok=True)
-        write_entry(entry, made / name, engine={"dtype": "float32"})
-        assert json.loads((entry / "1" / "model.json").read_text())["runner"] == "pooling"
-    with run_triton(EmbeddedTriton, tmp_path_factory.mktemp("triton"), entries) as server:
-        yield Pooling(server, json.loads((made / "expected.json").read_text()))
+def pooling(
+    small_models: SmallModels, entries: dict[str, Path], computed: dict[str, Any]
+) -> Iterator[Pooling]:
+    """Triton with two tiny models."""
+    for name in ("embed", "rank"):
+        assert json.loads((entries[name] / "1" / "model.json").read_text())["runner"] == "pooling"
+    with small_models.serving(entries, "embed", "rank"):
+        yield Pooling(small_models, computed)
 
 
 @pytest.fixture
@@ -56,12 +46,11 @@ async def port(
     postgres_server: PostgresServer, database_name: str, pooling: Pooling
 ) -> AsyncIterator[Service]:
     """The service behind a real port."""
-    repository = pooling.triton.environment["LLM_MODEL_REPOSITORY"]
     settings = make_settings(
         postgres_server,
         database_name,
         pooling.triton,
-        model_repository=repository,
+        model_repository=pooling.triton.repository,
         lease_seconds=30.0,
     )
     async with serve(settings, with_worker=True) as running:
@@ -78,13 +67,30 @@ async def vectors(port: Service, texts: list[Any], **members: Any) -> list[list[
     return found
 
 
-async def test_vectors_are_vllms_own(port: Service, pooling: Pooling) -> None:
+async def compute(pooling: Pooling, model: str, prompt: str, **parameters: Any) -> list[float]:
+    """The engine's own numbers, which Triton returns."""
+    async with pooling.triton.client() as client:
+        (delta,) = [one async for one in client.generate(model, prompt, parameters)]
+    assert delta.vector is not None
+    return array.array("f", delta.vector).tolist()
+
+
+async def test_vectors_are_the_engines_own(port: Service, pooling: Pooling) -> None:
+    """To the last bit; and those of another implementation, nearly."""
     expected = pooling.expected
-    assert await vectors(port, TEXTS) == expected["vectors"]
-    assert await vectors(port, TEXTS, encoding_format="float") == expected["vectors"]
-    assert await vectors(port, TEXTS, dimensions=16) == expected["short"]
-    assert await vectors(port, TEXTS, extra_body={"normalize": False}) == expected["raw"]
-    assert await vectors(port, [IDS]) == [expected["ids"]]
+    for members, parameters, known in (
+        ({}, {}, expected["vectors"]),
+        ({"encoding_format": "float"}, {}, expected["vectors"]),
+        ({"dimensions": 16}, {"dimensions": 16}, expected["short"]),
+        ({"extra_body": {"normalize": False}}, {"normalize": False}, expected["raw"]),
+    ):
+        found = await vectors(port, TEXTS, **members)
+        own = [await compute(pooling, "embed", one, task="embed", **parameters) for one in TEXTS]
+        assert found == own, members
+        for vector, reference in zip(found, known, strict=True):
+            assert vector == pytest.approx(reference, abs=DIGITS), members
+    (of_ids,) = await vectors(port, [IDS])
+    assert of_ids == pytest.approx(expected["ids"], abs=DIGITS)
 
 
 async def test_many_at_once_are_close_to_them(port: Service, pooling: Pooling) -> None:
@@ -93,7 +99,7 @@ async def test_many_at_once_are_close_to_them(port: Service, pooling: Pooling) -
         answer = await client.embeddings.create(model="embed", input=TEXTS * 20)
     for place, item in enumerate(answer.data):
         expected = pooling.expected["vectors"][place % len(TEXTS)]
-        assert item.embedding == pytest.approx(expected, abs=1e-5)
+        assert item.embedding == pytest.approx(expected, abs=DIGITS)
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > 60
 
 
@@ -102,18 +108,19 @@ async def test_a_vector_is_stored_and_read_as_any_result(port: Service, pooling:
     sent = (await port.client.post("/results/", json=body)).json()
     result = await read(port, sent["id"], wait=60)
     numbers = array.array("f", result["result"]["embedding"]).tolist()
-    assert numbers == pooling.expected["vectors"][0]
+    assert numbers == await compute(pooling, "embed", TEXTS[0], task="embed")
     assert result["usage"]["prompt_tokens"] == len("helloworld") + 2
 
 
-async def test_scores_are_vllms_own(port: Service, pooling: Pooling) -> None:
-    expected = pooling.expected["scores"]
-    found = []
+async def test_scores_are_the_engines_own(port: Service, pooling: Pooling) -> None:
+    found, own = [], []
     for document in DOCUMENTS:  # one by one
         body = {"model": "rank", "text_1": QUERY, "text_2": document}
         (item,) = (await port.client.post("/score", json=body)).json()["data"]
         found.append(item["score"])
-    assert found == expected
+        own += await compute(pooling, "rank", json.dumps([QUERY, document]), task="score")
+    assert found == own
+    assert found == pytest.approx(pooling.expected["scores"], abs=DIGITS)
 
 
 async def test_documents_of_one_query(port: Service, pooling: Pooling) -> None:
@@ -127,14 +134,14 @@ async def test_documents_of_one_query(port: Service, pooling: Pooling) -> None:
         return await read(port, sent["id"], wait=60)
 
     result = await score(*DOCUMENTS)
-    assert result["result"]["scores"] == pytest.approx(pooling.expected["scores"], abs=1e-5)
+    assert result["result"]["scores"] == pytest.approx(pooling.expected["scores"], abs=DIGITS)
     body = {"model": "rank", "query": QUERY, "documents": DOCUMENTS}
     pairs = (await port.client.post("/rerank", json=body)).json()["usage"]["total_tokens"]
     assert result["usage"]["prompt_tokens"] == pairs
     refused = await score(*DOCUMENTS, LONG)
     assert (refused["state"], refused["error"]["code"]) == ("failed", "invalid_request")
     cut = await score(*DOCUMENTS, LONG, truncate=True)
-    assert cut["result"]["scores"][:-1] == pytest.approx(result["result"]["scores"], abs=1e-5)
+    assert cut["result"]["scores"][:-1] == pytest.approx(result["result"]["scores"], abs=DIGITS)
 
 
 async def test_rankings_in_each_shape(port: Service, pooling: Pooling) -> None:
@@ -145,20 +152,20 @@ async def test_rankings_in_each_shape(port: Service, pooling: Pooling) -> None:
         answer = (await port.client.post(path, json=body)).json()
         assert [one["index"] for one in answer["results"]] == order
         found = [one["relevance_score"] for one in answer["results"]]
-        assert found == pytest.approx([score for _, score in best], abs=1e-5)
+        assert found == pytest.approx([score for _, score in best], abs=DIGITS)
     tei = {"query": QUERY, "texts": DOCUMENTS, "return_text": True}
     items = (await port.client.post("/rerank", json=tei)).json()
     assert [one["text"] for one in items] == [DOCUMENTS[place] for place in order]
     raw = (await port.client.post("/rerank", json=tei | {"raw_scores": True})).json()
     assert [one["index"] for one in raw] == order
     activated = [1 / (1 + math.exp(-one["score"])) for one in raw]
-    assert activated == pytest.approx([one["score"] for one in items], abs=1e-5)
+    assert activated == pytest.approx([one["score"] for one in items], abs=DIGITS)
 
 
 async def test_tei_embeds(port: Service, pooling: Pooling) -> None:
-    for text, expected in zip(TEXTS, pooling.expected["vectors"], strict=True):
+    for text in TEXTS:
         (numbers,) = (await port.client.post("/embed", json={"inputs": text})).json()
-        assert numbers == expected
+        assert numbers == await compute(pooling, "embed", text, task="embed")
 
 
 async def test_lengths(port: Service) -> None:
@@ -205,5 +212,5 @@ async def test_coheres_client_ranks_documents(
     found = [line.rpartition(" ") for line in output[:2]]
     assert [text for text, _, _ in found] == [documents[place] for place in ranked]
     for (_, _, score), place in zip(found, ranked, strict=True):
-        assert float(score) == pytest.approx(scores[place], abs=1e-5)
+        assert float(score) == pytest.approx(scores[place], abs=DIGITS)
     assert output[2] == "model_not_found"

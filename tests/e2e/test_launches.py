@@ -1,9 +1,7 @@
 """A launched server with a real vLLM: the options of its request reach the engine."""
 
-import json
 import os
 import signal
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from app.core.settings import Settings
 from app.provisioning.local import processes_of
 from tests.conftest import ROOT, TRITON_VENV, Service, run_service
+from tests.e2e.small_models import ADAPTERS, PROMPT
 from tests.integration.launching import launch, stop, until_state, with_profiles
 from tests.integration.support import until
 
@@ -38,7 +37,6 @@ runtime = "embedded"
 venv = "{TRITON_VENV}"
 triton = "{ROOT / "triton"}"
 """
-PROMPT = "the wool of"
 ENGINE = {"max_model_len": 256, "dtype": "float32", "gpu_memory_utilization": 0.4}
 
 
@@ -66,45 +64,44 @@ async def send(
     return result
 
 
-async def test_options_reach_the_engine(launching: Service) -> None:
-    engine = ENGINE | {"max_logprobs": 2, "enable_prefix_caching": False, "max_num_seqs": 3}
-    model = str(ROOT / "models" / "demo" / "1")
-    accepted = await launch(launching, model=model, served_name="small", engine=engine)
-    await until_state(launching, accepted["id"], "healthy", seconds=START_SECONDS)
-
-    async def is_known() -> bool:
-        return (await launching.client.get("/models/small")).status_code == 200
-
-    await until(is_known)
-    good = await send(launching, "small", logprobs=2)
-    assert good["state"] == "completed", good
-    refused = await send(launching, "small", logprobs=3)
-    assert refused["error"]["code"] == "invalid_request"
-    assert "logprobs" in refused["error"]["message"], refused
-    await stop(launching, accepted["id"])
-
-
-async def test_adapters_of_a_launch(
-    launching: Service, entries: dict[str, Path], tmp_path: Path
+async def test_options_and_adapters_reach_the_engine(
+    launching: Service, made: Path, computed: dict[str, Any]
 ) -> None:
-    """Each is a model of its own, with the output of merged weights."""
-    weights, adapters = (entries["tools"] / "1" / "weights").resolve(), tmp_path / "adapters"
-    maker = Path(__file__).with_name("make_adapters.py")
-    python = TRITON_VENV / "bin" / "python"
-    subprocess.run([python, "-I", maker, weights, adapters, PROMPT], check=True)
-    expected = json.loads((adapters / "expected.json").read_text())
+    weights = made / "models" / "tools"
     accepted = await launch(
-        launching, profile="tiny", model=str(weights), served_name="herd", engine=ENGINE,
-        adapters={name: str(adapters / name) for name in ("dog", "sheep")},
+        launching, profile="tiny", model=str(weights), served_name="herd",
+        engine=ENGINE | {"max_logprobs": 2, "enable_prefix_caching": False, "max_num_seqs": 3},
+        adapters={name: str(made / "adapters" / name) for name in ADAPTERS},
     )  # fmt: skip
     await until_state(launching, accepted["id"], "healthy", seconds=START_SECONDS)
+    await check_options(launching)
+    await check_adapters(launching, computed["adapters"])
+    await stop(launching, accepted["id"])
+    assert await names(launching) in (["herd"], [])
 
-    async def names() -> list[str]:
-        found = (await launching.client.get("/v1/models")).json()["data"]
-        return [one["id"] for one in found if one["id"].startswith("herd")]
+
+async def check_options(launching: Service) -> None:
+    async def is_known() -> bool:
+        return (await launching.client.get("/models/herd")).status_code == 200
+
+    await until(is_known)
+    good = await send(launching, "herd", logprobs=2)
+    assert good["state"] == "completed", good
+    refused = await send(launching, "herd", logprobs=3)
+    assert refused["error"]["code"] == "invalid_request"
+    assert "logprobs" in refused["error"]["message"], refused
+
+
+async def names(launching: Service) -> list[str]:
+    found = (await launching.client.get("/v1/models")).json()["data"]
+    return [one["id"] for one in found if one["id"].startswith("herd")]
+
+
+async def check_adapters(launching: Service, expected: dict[str, list[int]]) -> None:
+    """Each is a model of its own, with the output of merged weights."""
 
     async def is_listed() -> bool:
-        return await names() == ["herd", "herd:dog", "herd:sheep"]
+        return await names(launching) == ["herd", "herd:dog", "herd:sheep"]
 
     await until(is_listed)
     assert (await launching.client.get("/models/herd")).json()["adapters"] == ["dog", "sheep"]
@@ -114,8 +111,6 @@ async def test_adapters_of_a_launch(
         result = await send(launching, name, PROMPT, **sampling)
         assert result["state"] == "completed", result
         assert [int(next(iter(one))) for one in result["logprobs"]] == tokens
-    await stop(launching, accepted["id"])
-    assert await names() in (["herd"], [])
 
 
 async def test_an_option_that_the_engine_refuses_is_the_reason(launching: Service) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from app.core.settings import Settings
 from tests.conftest import ROOT, Service
-from tests.e2e.vllm_server import run_vllm_server
 from tests.integration.client.support import url_of
 from tests.integration.support import serve
 
@@ -82,14 +81,15 @@ async def evaluate(model: str, url: str, task: str, home: Path, *options: str) -
     return [one["resps"] for one in sorted(lines, key=lambda one: int(one["doc_id"]))]
 
 
-async def test_loglikelihoods_are_those_of_vllms_server(port: Service, tmp_path: Path) -> None:
+async def test_loglikelihoods_are_those_of_vllms_server(
+    port: Service, vllm_url: str, tmp_path: Path
+) -> None:
     scores = []
-    with run_vllm_server(tmp_path) as vllm_url:
-        for name, url in (("ours", url_of(port)), ("theirs", vllm_url)):
-            home = tmp_path / name
-            home.mkdir()
-            completions = f"{url}/v1/completions"
-            scores.append(await evaluate("local-completions", completions, "choice", home))
+    for name, url in (("ours", url_of(port)), ("theirs", vllm_url)):
+        home = tmp_path / name
+        home.mkdir()
+        completions = f"{url}/v1/completions"
+        scores.append(await evaluate("local-completions", completions, "choice", home))
     ours, theirs = scores
     assert ours == theirs
     assert [len(choices) for choices in ours] == [3, 3]

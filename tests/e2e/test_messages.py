@@ -20,19 +20,6 @@ ASKED: Any = {
     "max_tokens": 24,
     "extra_body": {"temperature": 0},
 }
-TURNS = 20
-TOOLS: Any = [
-    {
-        "name": name,
-        "input_schema": {
-            "type": "object",
-            "properties": {"on": {"type": "boolean"}},
-            "required": ["on"],
-            "additionalProperties": False,
-        },
-    }
-    for name in ("light", "heat")
-]
 
 
 @contextlib.asynccontextmanager
@@ -73,35 +60,3 @@ async def test_a_stop_sequence_ends_the_text(vllm_settings: Settings) -> None:
             streamed = await stream.get_final_message()
         assert streamed.stop_sequence == stop
         assert "".join(b.text for b in streamed.content if b.type == "text") == got
-
-
-async def test_an_agent_of_twenty_turns(tools_settings: Settings) -> None:
-    """Each turn calls a tool and gets its result, with the whole conversation so far."""
-    messages: list[Any] = [{"role": "user", "content": "Light!"}]
-    async with speak_to(tools_settings) as (_, client):
-        for turn in range(TURNS):
-            async with client.messages.stream(
-                model="tools",
-                max_tokens=800,
-                messages=messages,
-                tools=TOOLS,
-                tool_choice={"type": "any", "disable_parallel_tool_use": True},
-                extra_body={"seed": turn},
-            ) as stream:
-                answer = await stream.get_final_message()
-            (call,) = answer.content
-            assert answer.stop_reason == "tool_use", (turn, answer)
-            assert call.type == "tool_use"
-            assert call.name in ("light", "heat")
-            assert isinstance(call.input["on"], bool)
-            result = {"type": "tool_result", "tool_use_id": call.id, "content": "done"}
-            messages += [answer.to_param(), {"role": "user", "content": [result]}]
-        final = await client.messages.create(
-            model="tools",
-            max_tokens=4,
-            messages=messages,
-            tools=TOOLS,
-            tool_choice={"type": "none"},
-        )
-        assert all(block.type == "text" for block in final.content)
-        assert final.usage.input_tokens > TURNS

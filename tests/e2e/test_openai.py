@@ -4,13 +4,11 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any
 
-import jsonschema
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel
 
 from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
@@ -28,17 +26,6 @@ ASKED: Any = {
     "max_tokens": 24,
     "temperature": 0,
 }
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "color": {"enum": ["red", "green"]},
-        "count": {"type": "integer", "minimum": 0, "maximum": 9},
-        "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2},
-    },
-    "required": ["color", "count", "flags"],
-    "additionalProperties": False,
-}
-FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
 
 
 @contextlib.asynccontextmanager
@@ -179,88 +166,6 @@ async def test_a_constraint_that_makes_no_sense_does_no_harm(
         assert answer.choices[0].finish_reason in ("stop", "length")
 
 
-# --- A model with tools, whose template begins with the token that its tokenizer adds ----------------
-
-
-TOOLS: Any = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {
-                "type": "object",
-                "properties": {"on": {"type": "boolean"}},
-                "required": ["on"],
-                "additionalProperties": False,
-            },
-        },
-    }
-    for name in ("light", "heat")
-]
-
-
-async def test_no_token_is_added_twice(tools_settings: Settings) -> None:
-    messages: Any = [{"role": "user", "content": "é"}]
-    rendered = "<|begin|>user: é\nassistant: "
-    async with speak_to(tools_settings) as (service, client):
-        model = await service.services.registry.find("tools")
-        assert model.format is not None
-        assert await model.format.render(messages) == rendered
-        answer = await client.chat.completions.create(
-            model="tools", messages=messages, max_tokens=4
-        )
-        assert answer.usage is not None
-        # One token a byte, and the one at the beginning.
-        bare = rendered.removeprefix("<|begin|>")
-        assert answer.usage.prompt_tokens == len(bare.encode()) + 1
-        assert answer.usage.prompt_tokens == await model.format.count_tokens(
-            model.format.for_engine(rendered)
-        )
-
-
-async def test_forced_tools_are_called(tools_settings: Settings) -> None:
-    asked: Any = {
-        "model": "tools",
-        "messages": [{"role": "user", "content": "Light!"}],
-        "tools": TOOLS,
-        "max_tokens": 400,
-    }
-    async with speak_to(tools_settings) as (_, client):
-        answer = await client.chat.completions.create(
-            **asked, tool_choice="required", parallel_tool_calls=False, seed=1
-        )
-        (choice,) = answer.choices
-        assert choice.finish_reason == "tool_calls"
-        assert choice.message.content is None
-        assert choice.message.tool_calls is not None
-        (call,) = choice.message.tool_calls
-        assert call.type == "function"
-        assert call.function.name in ("light", "heat")
-        assert isinstance(json.loads(call.function.arguments)["on"], bool)
-        named: Any = {"type": "function", "function": {"name": "heat"}}
-        stream = await client.chat.completions.create(**asked, tool_choice=named, stream=True)
-        calls = [
-            call
-            async for chunk in stream
-            for choice in chunk.choices
-            for call in choice.delta.tool_calls or []
-        ]
-        (only,) = calls
-        assert only.function is not None
-        assert only.function.name == "heat"
-        assert isinstance(json.loads(only.function.arguments or "")["on"], bool)
-        # And back again, as agents do.
-        messages = [
-            *asked["messages"],
-            choice.message.model_dump(exclude_none=True),
-            {"role": "tool", "tool_call_id": call.id, "content": "done"},
-        ]
-        final = await client.chat.completions.create(
-            **asked | {"messages": messages, "max_tokens": 4}, tool_choice="none"
-        )
-        assert final.choices[0].message.tool_calls is None
-
-
 async def test_each_choice_of_tokens_has_its_effect(vllm_settings: Settings) -> None:
     async with speak_to(vllm_settings) as (service, client):
         shown = (await service.client.get("/models/demo")).json()
@@ -291,49 +196,3 @@ async def test_each_choice_of_tokens_has_its_effect(vllm_settings: Settings) -> 
         out_of_range = {"allowed_token_ids": [2**31 - 1]}
         with pytest.raises(openai.BadRequestError, match="allowed_token_ids"):
             await text(out_of_range)
-
-
-TOOLS_ASKED: Any = {
-    "model": "tools",
-    "messages": [{"role": "user", "content": "A thing."}],
-    "max_tokens": 400,
-    "temperature": 1,
-}
-
-
-class Thing(BaseModel):
-    """The schema for the client's own parsing helper."""
-
-    color: Literal["red", "green"]
-    is_big: bool
-
-
-async def test_structured_outputs(tools_settings: Settings) -> None:
-    async with speak_to(tools_settings) as (_, client):
-        for seed in range(3):
-            answer = await client.chat.completions.create(
-                **TOOLS_ASKED | {"seed": seed},
-                response_format=FORMAT,
-            )
-            assert answer.choices[0].finish_reason == "stop"
-            jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)
-        parsed = await client.chat.completions.parse(
-            **TOOLS_ASKED | {"seed": 3}, response_format=Thing
-        )
-        assert isinstance(parsed.choices[0].message.parsed, Thing)
-        async with client.chat.completions.stream(
-            **TOOLS_ASKED | {"seed": 3}, response_format=Thing
-        ) as stream:
-            async for _ in stream:
-                pass
-            final = await stream.get_final_completion()
-        assert final.choices[0].message.parsed == parsed.choices[0].message.parsed
-        for extra, expected in (
-            ({"guided_choice": ["yes", "no"]}, ("yes", "no")),
-            ({"structured_outputs": {"regex": "[ab]{3}"}}, None),
-        ):
-            completion = await client.completions.create(
-                model="tools", prompt="x = ", extra_body=extra, max_tokens=8
-            )
-            text = completion.choices[0].text
-            assert text in expected if expected else set(text) <= {"a", "b"} and len(text) == 3

@@ -21,7 +21,7 @@ def test_the_lists_are_vllms(request: pytest.FixtureRequest) -> None:
     tried = judge(
         Path(__file__).with_name("try_quantizations.py"),
         " ".join(names),
-        arguments=lambda: [request.getfixturevalue("entries")["qwen"] / "1" / "weights", *names],
+        arguments=lambda: [request.getfixturevalue("entries")["tools"] / "1" / "weights", *names],
         depends=[Path(__file__).with_name("make_tiny_models.py")],
         environment={
             "CUDA_VISIBLE_DEVICES": "",

@@ -1,7 +1,7 @@
 """Log probabilities of prompts: those of vLLM's own server, to the last digit, on real vLLM."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -10,7 +10,6 @@ import pytest
 from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
 from tests.conftest import Service, connect
-from tests.e2e.vllm_server import run_vllm_server
 from tests.integration.support import serve, until
 from tests.triton_streams import ask, collect
 
@@ -34,12 +33,6 @@ REQUESTS: list[dict[str, Any]] = [
     {"prompt": [128, 103, 121], "prompt_logprobs": 1, "max_tokens": 4},
     {"prompt": "import os\n" * 100, "echo": True, "logprobs": 1, "max_tokens": 1},
 ]
-
-
-@pytest.fixture(scope="module")
-def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with run_vllm_server(tmp_path_factory.mktemp("vllm_server")) as url:
-        yield url
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import json
-import subprocess
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from app.inference.model_repository import write_entry
-from tests.chaos.stack import MortalTriton
-from tests.conftest import TRITON_VENV, Service, make_settings, run_triton
+from tests.conftest import Service, make_settings
 from tests.e2e.engine_metrics import read_metrics
+from tests.e2e.small_models import SmallModels, engine_of
 from tests.images import BLUE, RED, block, chat_part, data_uri, input_part, png, png_uri
 from tests.integration.support import (
     anthropic_client,
@@ -36,23 +35,17 @@ SAMPLING: dict[str, Any] = {"temperature": 0, "max_tokens": 2, "logprobs": 0}
 
 
 @pytest.fixture(scope="module")
-def eye(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTriton]:
+def eye(small_models: SmallModels, entries: dict[str, Path]) -> Iterator[SmallModels]:
     """Triton with the model `eye`."""
-    weights = tmp_path_factory.mktemp("weights") / "eye"
-    maker = Path(__file__).with_name("make_vision_model.py")
-    subprocess.run([TRITON_VENV / "bin" / "python", "-I", maker, weights], check=True)
-    entry = tmp_path_factory.mktemp("repository") / "eye"
-    write_entry(entry, weights, engine={"dtype": "float32", "limit_mm_per_prompt": {"image": 2}})
-    with run_triton(MortalTriton, tmp_path_factory.mktemp("eye"), {"eye": entry}) as server:
-        yield server
+    with small_models.serving(entries, "eye"):
+        yield small_models
 
 
 @pytest.fixture
 async def service(
-    postgres_server: PostgresServer, database_name: str, eye: MortalTriton
+    postgres_server: PostgresServer, database_name: str, eye: SmallModels
 ) -> AsyncIterator[Service]:
-    repository = eye.environment["LLM_MODEL_REPOSITORY"]
-    settings = make_settings(postgres_server, database_name, eye, model_repository=repository)
+    settings = make_settings(postgres_server, database_name, eye, model_repository=eye.repository)
     async with serve(settings, with_worker=True) as running:
         yield running
 
@@ -171,7 +164,7 @@ async def test_an_open_length_is_what_the_images_leave(service: Service) -> None
     assert f"at most {left} are left" in problem["detail"]
 
 
-async def test_the_engine_reads_the_image_itself(service: Service, eye: MortalTriton) -> None:
+async def test_the_engine_reads_the_image_itself(service: Service, eye: SmallModels) -> None:
     """The first token is that of the rendered prompt with the image, asked of the engine directly."""
     for color in (RED, BLUE):
         message = {"role": "user", "content": "What?", "images": [{"url": png_uri(color)}]}
@@ -192,10 +185,10 @@ def direct_request(image: bytes) -> Any:
     return ask("eye", prompt, SAMPLING, stream=True, return_logprobs=True, image=encoded)
 
 
-async def test_requests_with_images_survive_a_killed_engine(
-    service: Service, eye: MortalTriton
+async def test_requests_survive_an_engine_that_is_terminated(
+    service: Service, eye: SmallModels
 ) -> None:
-    """Each completes once, as in an undisturbed run."""
+    """Each completes once, as in an undisturbed run; tests/e2e/test_engine_killed.py kills one."""
     undisturbed = await send_images(service)
     expected = [(await read(service, one, wait=60))["result"] for one in undisturbed]
     ids = await send_images(service)
@@ -204,8 +197,8 @@ async def test_requests_with_images_survive_a_killed_engine(
         return (await read_metrics(eye))["vllm:num_requests_running"] > 0
 
     await until(runs)
-    eye.kill_engine()
-    await asyncio.wait_for(eye.wait(), 60)
+    engine_of(eye, "eye").send_signal(signal.SIGTERM)
+    assert "eye" in await asyncio.wait_for(eye.wait(), 60)
     await eye.start()
     results = [await read(service, one, wait=60) for one in ids]
     assert {one["state"] for one in results} == {"completed"}, results
@@ -214,15 +207,17 @@ async def test_requests_with_images_survive_a_killed_engine(
 
 
 async def send_images(service: Service) -> list[str]:
-    """Their ids."""
-    bodies = [
+    """Their ids; the last two have no image, and share a session with the model."""
+    sampling = {"temperature": 0, "max_tokens": MANY_TOKENS, "ignore_eos": True}
+    bodies: list[dict[str, Any]] = [
         {
             "model": "eye",
             "messages": [{"role": "user", "content": "What?", "images": [{"url": uri}]}],
-            "parameters": {"temperature": 0, "max_tokens": MANY_TOKENS, "ignore_eos": True},
+            "parameters": sampling,
         }
         for uri in (png_uri(RED), png_uri(BLUE)) * 4
     ]
+    bodies += [{"model": "eye", "content": text, "parameters": sampling} for text in ("a", "b")]
     answer = await service.client.post("/results/", json=bodies)
     assert answer.status_code == 202, answer.text
     return [one["id"] for one in answer.json()]
@@ -238,7 +233,7 @@ async def send_images(service: Service) -> list[str]:
     ],
 )
 async def test_a_wrong_image_fails_its_own_request_alone(
-    service: Service, eye: MortalTriton, image: bytes, words: str
+    service: Service, eye: SmallModels, image: bytes, words: str
 ) -> None:
     with pytest.raises(ModelError, match=words):
         await collect(eye, direct_request(image))

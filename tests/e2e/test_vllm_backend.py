@@ -2,20 +2,13 @@
 
 import asyncio
 import json
-import os
 from typing import Any
 
-import psutil
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from app.cli.up.triton import EmbeddedTriton
-from app.inference.triton_client import TritonClient
-from app.inference.triton_errors import NotTakenError, StreamLostError
-from tests.e2e.conftest import engines
 from tests.e2e.engine_metrics import settled_counts
-from tests.e2e.session_client import open_session
-from tests.integration.support import until
 from tests.triton_streams import (
     RETURNS,
     ModelError,
@@ -163,76 +156,3 @@ async def test_counters_of_tokens_rise_by_those_of_each_request(
     (answer,) = await generating(vllm_triton, sampling, return_num_input_tokens=True)
     after = (before[0] + answer["num_input_tokens"][0], before[1] + 12)
     assert await settled_counts(vllm_triton, other_than=before) == after
-
-
-async def is_unloaded(client: TritonClient) -> bool:
-    return not (await client.index())[0].ready
-
-
-async def test_a_dead_engine_ends_its_requests_and_its_readiness(
-    vllm_triton: EmbeddedTriton,
-) -> None:
-    async def generate(client: TritonClient, has_begun: asyncio.Event) -> None:
-        async for _ in client.generate("demo", PROMPT, {"max_tokens": 900, "ignore_eos": True}):
-            has_begun.set()
-
-    async def generate_in_session() -> None:
-        sampling = {"max_tokens": 900, "ignore_eos": True}
-        submit = {"prompt": PROMPT, "parameters": sampling}
-        async with open_session(vllm_triton) as client:
-            await client.send({"submit": submit | {"slot": 1}}, {"submit": submit | {"slot": 2}})
-            await client.until(lambda: client.slots[1].tokens and client.slots[2].tokens)
-            begun.set()
-            for generation in await client.until_ended(1, 2):
-                assert generation.error == "UNAVAILABLE: the engine of model demo died"
-            # The session has ended by itself: the end of the call waits for that.
-
-    started, begun = [asyncio.Event() for _ in range(8)], asyncio.Event()
-    (engine,) = engines()
-    async with vllm_triton.client() as client:
-        running = [asyncio.create_task(generate(client, one)) for one in started]
-        session = asyncio.create_task(generate_in_session())
-        for event in (*started, begun):
-            await asyncio.wait_for(event.wait(), 60)
-        engine.kill()
-        ended = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 60)
-        assert all(isinstance(end, StreamLostError) for end in ended), ended
-        await asyncio.wait_for(session, 60)
-        await until(lambda: is_unloaded(client))
-        with pytest.raises(NotTakenError):
-            await generate(client, begun)
-        # Loading waits for the end of the unloading that the backend asked for.
-        await client.unload("demo")
-        await client.load("demo")
-        async for _ in client.generate("demo", PROMPT, {"max_tokens": 1}):
-            pass
-
-
-async def test_the_engine_dies_with_its_stub(vllm_triton: EmbeddedTriton) -> None:
-    (engine,) = engines()
-    stub = engine.parent()
-    assert stub is not None
-    assert stub.pid != os.getpid()
-    family = [stub, *stub.children(recursive=True)]
-    stub.kill()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family[1:], 60)
-    assert alive == []
-    async with vllm_triton.client() as client:
-        await client.unload("demo")
-        await client.load("demo")
-        async for _ in client.generate("demo", PROMPT, {"max_tokens": 1}):
-            pass
-
-
-async def test_stub_and_engine_die_with_their_server(vllm_triton: EmbeddedTriton) -> None:
-    (engine,) = engines()
-    stub = engine.parent()
-    assert stub is not None
-    server = stub.parent()
-    assert server is not None
-    assert server.pid != os.getpid()
-    family = server.children(recursive=True)
-    stub.suspend()  # It can do nothing about it by itself.
-    server.kill()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 60)
-    assert alive == []
