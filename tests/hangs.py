@@ -40,7 +40,7 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
 
 def _report(item: pytest.Item, stderr: int) -> None:
     main = sys._current_frames()[threading.main_thread().ident or 0]
-    # Of all loops: `asyncio.all_tasks` has those of one, which is unknown here.
+    # Tasks of all loops: `asyncio.all_tasks` has those of one, which is unknown here.
     found = getattr(tasks, "_scheduled_tasks", None) or vars(tasks)["_all_tasks"]  # Python 3.11
     waiting = "\n".join(f"  {name}" for name in sorted(places_of(set(found))))
     stack = "".join(traceback.format_stack(main))

@@ -2,7 +2,7 @@
 
 An answer is a pure function of the judge's script, its input and the locked libraries. It is stored in
 `tests/answers` beside a digest of these. While the digest holds, the stored answer is used; else the judge
-runs, and the file is written anew, to be committed. `JUDGES=1`, as in `make soak`, runs all judges.
+runs, and the file is written again, to be committed. `JUDGES=1`, as in `make soak`, runs all judges.
 """
 
 import gzip

@@ -13,7 +13,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 _FAST_SECONDS = 2.0
-# A machine that stands still, or is busy, makes any test slow once.
+# A machine that stalls, or is busy, makes any test slow once.
 _MEASUREMENTS = 3
 _TESTS = Path(__file__).resolve().parent
 _TRIALS = tuple(_TESTS / folder for folder in ("e2e", "browser", "chaos"))

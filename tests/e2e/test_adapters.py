@@ -11,7 +11,7 @@ from tests.conftest import Service, run_service
 from tests.e2e.small_models import ADAPTERS, PROMPT, SmallModels
 from tests.triton_streams import ModelError, ask, collect
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 SAMPLING = {"temperature": 0, "ignore_eos": True, "max_tokens": 12}
 

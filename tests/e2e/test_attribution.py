@@ -16,7 +16,6 @@ from tests.conftest import ROOT
 from tests.integration.support import serve
 
 pytestmark = [
-    pytest.mark.vllm,
     pytest.mark.timeout(300),  # the index is built first
     pytest.mark.skipif(
         not (shutil.which("curl") and shutil.which("jq")), reason="needs curl and jq"

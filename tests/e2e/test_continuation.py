@@ -9,7 +9,7 @@ import pytest
 from app.cli.up.triton import EmbeddedTriton
 from tests.triton_streams import ModelError, ask, collect, stream, text
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 PROMPT = "import os\n\n\ndef "
 GREEDY = {"max_tokens": 64, "temperature": 0, "ignore_eos": True}

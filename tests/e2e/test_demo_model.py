@@ -14,7 +14,7 @@ from app.inference.triton_client import TritonClient
 from tests.conftest import Service
 from tests.integration.support import serve
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 GREEDY = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
 # Logits differ in their last bits with the size of the batch; where two tokens are this close

@@ -20,7 +20,7 @@ from tests.conftest import Service
 from tests.integration.support import serve
 from tests.triton_streams import ask, collect
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 PROMPT = "import os\n\n\ndef "
 COUNT = 24

@@ -18,7 +18,7 @@ from tests.e2e.test_recipes import RESULTS, count_results, run
 from tests.integration.support import assert_openai_error, openai_client, read, serve
 from tests.postgres import PostgresServer
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 LONG = "a b c " * 100
 DIGITS = 1e-5  # vLLM's arithmetic and that of transformers agree to about the sixth digit

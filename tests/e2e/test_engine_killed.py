@@ -16,7 +16,7 @@ from tests.conftest import Service
 from tests.e2e.session_client import open_session
 from tests.integration.support import read, until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 MAX_TOKENS = 400
 KILLED_AT = 100

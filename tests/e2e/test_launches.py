@@ -16,7 +16,7 @@ from tests.e2e.small_models import ADAPTERS, PROMPT
 from tests.integration.launching import launch, stop, until_state, with_profiles
 from tests.integration.support import until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 START_SECONDS = 240.0
 PROFILES = f"""

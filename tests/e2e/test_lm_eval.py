@@ -14,7 +14,7 @@ from tests.conftest import ROOT, Service
 from tests.integration.client.support import url_of
 from tests.integration.support import serve
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 PYTHON = ROOT / ".venv-recipes" / "bin" / "python"
 QUESTIONS = [

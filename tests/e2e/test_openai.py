@@ -15,7 +15,7 @@ from app.core.settings import Settings
 from tests.conftest import Service
 from tests.integration.support import serve
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 ASKED: Any = {
     "model": "demo",

@@ -11,7 +11,7 @@ from app.core.settings import Settings
 from tests.conftest import Service
 from tests.integration.support import openai_client, serve, until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 ASKED: Any = {"model": "demo", "max_output_tokens": 60, "extra_body": {"ignore_eos": True}}
 QUESTION = "How do I join two paths?"

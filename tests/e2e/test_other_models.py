@@ -14,7 +14,7 @@ from tests.e2e.cache_reports import BLOCK_TOKENS, CacheReport, last_report
 from tests.e2e.small_models import SmallModels
 from tests.postgres import PostgresServer
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 LENGTHS = {"bloom": 65_536, "qwen-int8": 256}
 

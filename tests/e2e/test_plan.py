@@ -10,7 +10,7 @@ from app.provisioning.sizing.fit import Engine, cache_shape
 from tests.conftest import ROOT
 from tests.e2e.cache_reports import BLOCK_TOKENS, last_report
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 async def test_the_demo_models_cache_is_what_the_engine_reports(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.small_models import SmallModels, engine_of
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 async def test_the_engine_dies_with_its_stub(tools_triton: SmallModels) -> None:

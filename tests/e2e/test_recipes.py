@@ -16,7 +16,7 @@ from tests.integration.client.support import url_of
 from tests.integration.support import serve
 from tests.postgres import PostgresServer
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 PYTHON = ROOT / ".venv-recipes" / "bin" / "python"
 PAGE = (ROOT / "docs" / "recipes.md").read_text()

@@ -13,7 +13,7 @@ from tests.conftest import Service, connect
 from tests.integration.support import serve, until
 from tests.triton_streams import ask, collect
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 # Members of a choice that both servers have.
 COMPARED = ("index", "text", "logprobs", "finish_reason", "prompt_logprobs")

@@ -14,7 +14,7 @@ from tests.chaos.stack import Stack, open_stack, revive, until
 from tests.chaos.stream_client import StreamReader, any_of, random_cuts
 from tests.postgres import PostgresServer
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 RESULTS = 4
 CUTS = 20

@@ -26,7 +26,7 @@ from tests.integration.support import (
 from tests.postgres import PostgresServer
 from tests.triton_streams import ModelError, ask, collect
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 IMAGES_OF_REQUESTS = ((png_uri(RED),), (png_uri(BLUE),), (png_uri(RED), png_uri(BLUE)), ())
 MANY_TOKENS = 200

@@ -19,7 +19,7 @@ from tests.triton_streams import (
     text,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 PROMPT = "import os\n\n\ndef "
 EVERYTHING = dict.fromkeys(RETURNS, True)

@@ -14,7 +14,7 @@ from tests.e2e.session_client import Generation, SessionClient, connect, open_se
 from tests.integration.support import until
 from tests.triton_streams import ModelError, ask, call, collect, text
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 PROMPT = "import os\n\n\ndef "
 GREEDY: dict[str, Any] = {"max_tokens": 48, "temperature": 0, "ignore_eos": True}

@@ -12,7 +12,7 @@ from tests.chromium import open_browser, open_page
 from tests.conftest import Service
 from tests.integration.support import serve, serve_app
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 ENGINE_MS = 60_000  #: 300 tokens of an engine that shares two processors with three other tests
 

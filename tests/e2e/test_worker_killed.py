@@ -11,7 +11,7 @@ from tests.e2e.engine_metrics import read_metrics
 from tests.integration.launching import Worker
 from tests.integration.support import until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 COUNT = 16
 

@@ -307,7 +307,7 @@ async def test_a_slow_client_of_a_request_that_holds_nothing_is_not_cut_off() ->
     sent: list[Message] = []
 
     async def read_slowly(message: Message) -> None:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # the client is slow
         sent.append(message)
 
     await send_to(read_slowly, [b"x" * 100] * 2, charged=0)

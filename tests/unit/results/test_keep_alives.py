@@ -39,7 +39,7 @@ class Table:
     ) -> StoredText:
         assert not continues
         self.reads += 1
-        await asyncio.sleep(self.read_seconds)
+        await asyncio.sleep(self.read_seconds)  # in virtual time: the database is slow
         if self.is_down:
             raise DatabaseUnavailableError("down")
         return StoredText(True, 1, offset, self.text[offset:])
