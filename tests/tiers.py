@@ -13,6 +13,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 _FAST_SECONDS = 2.0
+_TRIAL_SECONDS = 240.0  # after which a trial without a limit of its own hangs; pyproject.toml has that of the others
 # A machine that stalls, or is busy, makes any test slow once.
 _MEASUREMENTS = 3
 _TESTS = Path(__file__).resolve().parent
@@ -38,6 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_trial = any(folder in item.path.parents for folder in _TRIALS)
         if is_trial and item.get_closest_marker("slow") is None:
             item.add_marker(pytest.mark.trial)
+        has_limit = item.get_closest_marker("timeout") is not None
+        if not has_limit and item.get_closest_marker("trial") is not None:
+            item.add_marker(pytest.mark.timeout(_TRIAL_SECONDS))
 
 
 class Measurement:

@@ -108,6 +108,7 @@ def assert_found(attribution: dict[str, Any]) -> None:
 # --- of a text ------------------------------------------------------------------------------------
 
 
+@pytest.mark.trial
 async def test_a_text_is_attributed(service: Service, worker: ServicePart) -> None:
     answer = await attribute(service, maximumSpanDensity=1)
     assert answer.status_code == 200, answer.text
@@ -130,6 +131,7 @@ async def test_a_text_is_attributed(service: Service, worker: ServicePart) -> No
     assert "truncated" not in full.json()[0]
 
 
+@pytest.mark.trial
 async def test_requests_of_the_originals_load_test(service: Service, worker: ServicePart) -> None:
     """load-test/locustfile.py of infini-gram API, with the members that later versions ignore."""
     members: dict[str, Any] = {
@@ -150,6 +152,7 @@ async def test_requests_of_the_originals_load_test(service: Service, worker: Ser
     assert_problem(refused, 422, "invalid_request", "maximumFrequency")
 
 
+@pytest.mark.trial
 async def test_the_same_text_again_has_the_same_answer(
     service: Service, worker: ServicePart, connection: asyncpg.Connection
 ) -> None:
@@ -176,6 +179,7 @@ async def test_the_same_text_again_has_the_same_answer(
     assert anew.json() == first.json()
 
 
+@pytest.mark.trial
 async def test_those_who_ask_the_same_at_once_share_one(
     service: Service, worker: ServicePart, connection: asyncpg.Connection
 ) -> None:
@@ -185,6 +189,7 @@ async def test_those_who_ask_the_same_at_once_share_one(
     assert await connection.fetchval("SELECT count(*) FROM results") == 1
 
 
+@pytest.mark.trial
 async def test_a_cancelled_attribution_is_replaced_for_another_client(
     service: Service, settings: Settings, tmp_path: Path, connection: asyncpg.Connection
 ) -> None:
@@ -219,6 +224,7 @@ async def test_what_takes_too_long_is_cancelled_and_says_so(settings: Settings) 
         assert again.headers["x-result-id"] != answer.headers["x-result-id"]
 
 
+@pytest.mark.trial
 async def test_a_key_lets_it_go_on(settings: Settings, tmp_path: Path) -> None:
     short = settings.model_copy(update={"attribution_seconds": 0.3})
     async with run_service(short, with_worker=False) as api:
@@ -267,6 +273,7 @@ async def test_an_index_that_is_not_there_is_told(api: Service) -> None:
     assert_problem(answer, 404, "unknown_index")
 
 
+@pytest.mark.trial
 async def test_a_key_outlives_an_index_that_is_built_anew(
     settings: Settings, tmp_path: Path, connection: asyncpg.Connection
 ) -> None:
@@ -323,6 +330,7 @@ async def _until_blocked(service: Service) -> None:
     await watcher.close()
 
 
+@pytest.mark.trial
 async def test_a_result_is_attributed_once(service: Service, worker: ServicePart) -> None:
     source = await generate(service)
     url = f"/results/{source['id']}/attribution"
@@ -348,6 +356,7 @@ async def test_a_result_is_attributed_once(service: Service, worker: ServicePart
     assert_problem(await service.client.get(f"/results/{result['id']}"), 404, "not_found")
 
 
+@pytest.mark.trial
 async def test_a_result_is_sent_with_its_attribution(service: Service, worker: ServicePart) -> None:
     await until(lambda: _is_served(service))
     sent = await service.client.post(
@@ -371,6 +380,7 @@ async def test_a_result_is_sent_with_its_attribution(service: Service, worker: S
     assert "".join(result["result"]["inputTokens"]) == source["result"]
 
 
+@pytest.mark.trial
 async def test_an_attribution_that_follows_is_of_the_same_trace(
     settings: Settings, collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -413,6 +423,7 @@ async def test_a_failed_generation_has_no_attribution(service: Service) -> None:
     assert (source["state"], source["attribution"]) == ("failed", {"index": INDEX, "id": None})
 
 
+@pytest.mark.trial
 async def test_an_attribution_is_streamed_and_retried_like_any_result(
     service: Service, worker: ServicePart
 ) -> None:
@@ -466,6 +477,7 @@ async def test_an_attribution_of_a_result_names_an_index(service: Service) -> No
     assert_problem(answer, 422, "invalid_request", "index")
 
 
+@pytest.mark.trial
 async def test_one_team_neither_sees_nor_uses_anothers_attributions(
     settings: Settings, tmp_path: Path
 ) -> None:
@@ -502,6 +514,7 @@ async def test_one_team_neither_sees_nor_uses_anothers_attributions(
 # --- workers that die -----------------------------------------------------------------------------
 
 
+@pytest.mark.trial
 async def test_a_killed_engine_is_started_anew_and_the_work_done_again(
     service: Service, worker: ServicePart
 ) -> None:
@@ -518,6 +531,7 @@ async def test_a_killed_engine_is_started_anew_and_the_work_done_again(
     assert (second["attempt"], second["error"]) == (2, None)
 
 
+@pytest.mark.trial
 async def test_what_kills_every_engine_fails_with_a_code(
     service: Service, worker: ServicePart, connection: asyncpg.Connection
 ) -> None:
@@ -535,6 +549,7 @@ async def test_what_kills_every_engine_fails_with_a_code(
 
 
 @short_lease
+@pytest.mark.trial
 async def test_a_killed_worker_loses_nothing(
     service: Service, settings: Settings, tmp_path: Path, connection: asyncpg.Connection
 ) -> None:
@@ -551,6 +566,7 @@ async def test_a_killed_worker_loses_nothing(
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.trial
 async def test_a_cancelled_attribution_frees_its_engine(
     service: Service, worker: ServicePart
 ) -> None:
@@ -564,6 +580,7 @@ async def test_a_cancelled_attribution_frees_its_engine(
     assert (await attribute(service)).status_code == 200
 
 
+@pytest.mark.trial
 async def test_signals_to_all_of_a_group_leave_an_engine_at_work(
     service: Service, worker: ServicePart, connection: asyncpg.Connection
 ) -> None:
@@ -620,6 +637,7 @@ async def test_nothing_is_claimed_for_an_engine_that_is_being_ended(declarations
     await asyncio.wait([running])
 
 
+@pytest.mark.trial
 async def test_a_worker_of_an_index_that_is_broken_says_why(
     settings: Settings, tmp_path: Path, declarations: Path
 ) -> None:

@@ -267,6 +267,7 @@ async def test_failures_are_those_of_any_result(service: Service, text: str, cod
     assert answer.status_code == (400 if code == "invalid_request" else 502)
 
 
+@pytest.mark.trial
 async def test_a_lost_attempt_runs_again(service: Service) -> None:
     result = await send(service, content="{{lost}}")
     assert result["error"]["code"] == "engine_crashed"

@@ -8,6 +8,7 @@ from tests.integration.support import UNKNOWN_ID, assert_refusal
 SILENT = {"/health", "/health/live", "/ping"}  # take nothing, refuse nothing
 
 
+@pytest.mark.trial
 async def test_every_route_refuses_in_its_dialects_shape(api: Service) -> None:
     document = (await api.client.get("/openapi.json")).json()
     refused: dict[str, set[int]] = {}

@@ -188,6 +188,7 @@ async def test_what_is_told_again_is_marked(service: Service) -> None:
         assert again.headers["Idempotent-Replayed"] == "true"
 
 
+@pytest.mark.trial
 async def test_a_stopping_process_does_not_mark_its_refusal_as_replayed(
     settings: Settings, service: Service, connection: asyncpg.Connection
 ) -> None:

@@ -151,6 +151,7 @@ async def test_head_answers_as_get_without_the_body(settings: Settings) -> None:
                 assert answer.headers.get(name) == got.headers.get(name), path
 
 
+@pytest.mark.trial
 async def test_without_a_database_everything_says_so(
     postgres_server: PostgresServer, database_name: str
 ) -> None:
@@ -180,6 +181,7 @@ async def test_without_a_database_everything_says_so(
             assert int(answer.headers["retry-after"]) > 0
 
 
+@pytest.mark.trial
 async def test_the_documentation_page_needs_no_other_host(api: Service) -> None:
     page = await api.client.get("/docs")
     assert page.status_code == 200
@@ -202,6 +204,7 @@ async def test_the_document_names_every_route(document: dict[str, Any]) -> None:
     assert described == ROUTES
 
 
+@pytest.mark.trial
 async def test_the_document_is_whole(document: dict[str, Any]) -> None:
     """Each reference leads somewhere, each operation has its id, words and path parameters."""
     references = set(re.findall(r"'\$ref': '([^']+)'", str(document)))
@@ -227,6 +230,7 @@ async def test_the_document_is_whole(document: dict[str, Any]) -> None:
     assert len(identifiers) == len(set(identifiers))
 
 
+@pytest.mark.trial
 async def test_bodies_have_examples_that_are_accepted(
     service: Service, document: dict[str, Any]
 ) -> None:
@@ -267,6 +271,7 @@ async def test_bodies_have_examples_that_are_accepted(
     assert seen >= 3
 
 
+@pytest.mark.trial
 async def test_every_operation_documents_its_refusals(document: dict[str, Any]) -> None:
     for path, methods in document["paths"].items():
         segment = path.split("/")[1]

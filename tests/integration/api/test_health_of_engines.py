@@ -82,6 +82,7 @@ async def test_by_default_health_is_that_of_the_process(
         assert await statuses(service) == [200, 200, 200]
 
 
+@pytest.mark.trial
 async def test_health_follows_the_model(service: Service, mortal: MortalTriton) -> None:
     assert await statuses(service) == [200, 200, 200]
     await unload(mortal)
@@ -107,6 +108,7 @@ async def test_an_ill_service_answers_in_the_shape_of_each_path(
         assert (await service.client.head(path)).status_code == 503
 
 
+@pytest.mark.trial
 async def test_liveness_and_readiness_do_not_depend_on_the_engine(
     service: Service, mortal: MortalTriton
 ) -> None:
@@ -120,6 +122,7 @@ async def test_liveness_and_readiness_do_not_depend_on_the_engine(
     assert (await send(service, "waits"))["state"] == "pending"
 
 
+@pytest.mark.trial
 async def test_a_killed_server_and_its_return(service: Service, mortal: MortalTriton) -> None:
     mortal.kill_server()
     await until_health_is(service, 503)
@@ -129,6 +132,7 @@ async def test_a_killed_server_and_its_return(service: Service, mortal: MortalTr
     await until_health_is(service, 200)
 
 
+@pytest.mark.trial
 async def test_an_engine_that_is_dead_behind_a_ready_model(
     postgres_server: PostgresServer, database_name: str, mortal: MortalTriton
 ) -> None:
@@ -157,6 +161,7 @@ async def test_a_pooling_model_alone_generates_nothing(
         assert await statuses(service) == [503, 503, 503]
 
 
+@pytest.mark.trial
 async def test_a_call_sends_nothing_to_triton(
     postgres_server: PostgresServer, database_name: str, mortal: MortalTriton
 ) -> None:

@@ -251,6 +251,7 @@ async def test_a_format_is_forced(calling: Service, client: AsyncAnthropic) -> N
     assert parameters["structured_outputs"] == {"json": schema}
 
 
+@pytest.mark.trial
 async def test_an_agent_of_twenty_turns(client: AsyncAnthropic) -> None:
     """Each turn has the whole conversation so far, as coding agents send it."""
     messages: list[Any] = []
@@ -299,6 +300,7 @@ async def test_a_repeated_key_returns_the_first_message(
         await ask(client, "{{chunks=5}}", extra_headers=headers)
 
 
+@pytest.mark.trial
 async def test_a_stream_that_is_cut_is_read_again(calling: Service, client: AsyncAnthropic) -> None:
     """Under its key, by a new stream; and by the native one from any place."""
     headers = {"Idempotency-Key": "cut"}
@@ -315,6 +317,7 @@ async def test_a_stream_that_is_cut_is_read_again(calling: Service, client: Asyn
     assert (result["state"], result["result"]) == ("completed", final.content[0].text)  # type: ignore[union-attr]
 
 
+@pytest.mark.trial
 async def test_a_client_that_leaves_takes_its_message_with_it(calling: Service) -> None:
     for members, headers, state in (
         ({}, {}, "failed"),

@@ -53,6 +53,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
     return sum(number for (key, has), number in samples.items() if key == name and wanted <= has)
 
 
+@pytest.mark.trial
 async def test_a_result_is_counted_from_its_acceptance_to_its_end(service: Service) -> None:
     before = await scrape(service)
     await finish(service, "Go. {{chunks=4 delay_ms=5}}", parameters={"max_tokens": 16})
@@ -124,6 +125,7 @@ async def test_a_result_that_the_walk_meets_first_is_counted_once(
     assert new != old
 
 
+@pytest.mark.trial
 async def test_what_waits_is_told_with_its_age(api: Service) -> None:
     for _ in range(3):
         await send(api, "waits")
@@ -291,6 +293,7 @@ async def test_the_api_is_scraped_in_a_flood(
                 writer.close()
 
 
+@pytest.mark.trial
 async def test_a_flood_of_requests_by_names_is_no_flood_of_series(closed: Service) -> None:
     """Models, teams, paths, hosts, methods and ids that do not exist."""
     operator = bearer(sign({"team_id": "red", "token_id": "t", "scopes": ["use", "operate"]}))

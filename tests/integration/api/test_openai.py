@@ -98,6 +98,7 @@ async def test_chat(served: Service, client: AsyncOpenAI) -> None:
     assert result["metadata"] == {"for": "test"}
 
 
+@pytest.mark.trial
 async def test_a_stream_is_the_whole_answer_in_pieces(client: AsyncOpenAI) -> None:
     slow: Any = [{"role": "user", "content": "{{delay_ms=20}}"}]
     asked: Any = {"model": "scripted", "messages": slow, "max_tokens": 120, "seed": 3}
@@ -528,6 +529,7 @@ async def test_an_error_in_mid_stream_is_a_frame_and_the_end_is_told(
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
 
 
+@pytest.mark.trial
 async def test_the_client_tries_a_model_again_that_is_not_ready(
     openai_settings: Settings, triton: EmbeddedTriton
 ) -> None:
@@ -733,6 +735,7 @@ async def test_bad_input_is_refused_by_name_and_nothing_is_written(
     assert await count_rows(connection) == (0, 0, 0)
 
 
+@pytest.mark.trial
 async def test_large_and_strange_input_is_answered(served: Service, client: AsyncOpenAI) -> None:
     """Ten thousand messages, every plane of Unicode, and headers of 100 kB."""
     many = await client.chat.completions.create(

@@ -116,6 +116,7 @@ async def test_what_the_length_cut_is_incomplete(client: AsyncOpenAI) -> None:
     assert events[-1].response.output_text == made.output_text
 
 
+@pytest.mark.trial
 async def test_a_stream(client: AsyncOpenAI) -> None:
     # Chunks that wait for a stalled machine arrive as one delta: some come before it, or after.
     script = "{{chunks=60 delay_ms=10}} ü🙂"
@@ -159,6 +160,7 @@ async def test_a_background_response_is_polled(calling: Service, client: AsyncOp
     assert ended.output_text == (await native(calling, made.id))["result"]
 
 
+@pytest.mark.trial
 async def test_a_background_stream_is_taken_up_again_anywhere(
     tool_settings: Settings, calling: Service, client: AsyncOpenAI
 ) -> None:
@@ -225,6 +227,7 @@ async def test_a_new_attempt_ends_the_stream(client: AsyncOpenAI) -> None:
     assert texts(anew) == anew[-1].response.output_text
 
 
+@pytest.mark.trial
 async def test_a_synchronous_stream_that_breaks_off_leaves_nothing_running(
     calling: Service, client: AsyncOpenAI
 ) -> None:
@@ -260,6 +263,7 @@ async def test_cancel_is_idempotent_and_of_the_background_alone(
         await client.responses.cancel(made.id)
 
 
+@pytest.mark.trial
 async def test_a_client_that_leaves_takes_its_response_with_it(
     calling: Service, client: AsyncOpenAI
 ) -> None:
@@ -627,6 +631,7 @@ async def test_members_that_are_not_supported_are_refused_by_name(
     assert (await calling.client.get("/results/")).json() == []
 
 
+@pytest.mark.trial
 async def test_a_background_response_waits_for_its_model(
     calling: Service, client: AsyncOpenAI
 ) -> None:
@@ -649,6 +654,7 @@ async def test_a_background_response_waits_for_its_model(
 
 
 @pytest.mark.parametrize("document", ["responses.md", "batches.md"])
+@pytest.mark.trial
 async def test_the_documents_programs_run(calling: Service, document: str) -> None:
     text = (ROOT / "docs" / document).read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

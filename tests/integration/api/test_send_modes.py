@@ -30,6 +30,7 @@ def id_of(response: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize("path", ["/results/", "/models/send/scripted/{}"])
+@pytest.mark.trial
 async def test_answered_by_its_stream(one: Service, path: str) -> None:
     saved = await one.client.post("/contexts/", json={"content": script(20)})
     path = path.format(saved.json()["id"])
@@ -98,6 +99,7 @@ async def test_no_room_for_a_stream_stores_nothing(settings: Settings) -> None:
         await service.client.post(f"/results/{sent['id']}/cancel")
 
 
+@pytest.mark.trial
 async def test_no_more_streams_than_allowed_when_all_send_at_once(settings: Settings) -> None:
     small = settings.model_copy(update={"max_streams": 3})
     async with serve(small, with_worker=True) as service:
@@ -152,12 +154,14 @@ async def test_cancelled_when_its_client_leaves(
 
 
 @pytest.mark.parametrize("mode", [STREAM, WAIT], ids=["stream", "wait"])
+@pytest.mark.trial
 async def test_goes_on_when_its_client_leaves(one: Service, mode: dict[str, str]) -> None:
     result = await read(one, await leave(one, mode), wait=60)
     assert result["state"] == "completed"
     assert result["usage"]["completion_tokens"] == 200
 
 
+@pytest.mark.trial
 async def test_leaving_a_stream_while_the_database_is_away(
     one: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,6 +215,7 @@ async def test_staying_to_the_end_cancels_nothing(one: Service) -> None:
 # --- polls ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.trial
 async def test_etags(one: Service) -> None:
     sent = await send(one, script(150, 0.03))
     path = f"/results/{sent['id']}"

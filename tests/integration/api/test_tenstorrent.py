@@ -49,6 +49,7 @@ async def test_the_text_is_raw_and_stored(service: Service, path: str) -> None:
     assert context.json()["content"] == HELLO
 
 
+@pytest.mark.trial
 async def test_the_text_comes_in_chunks(settings: Settings) -> None:
     async with serve(settings, with_worker=True) as service:
         body = {"text": "hi {{chunks=50 delay_ms=60}}"}

@@ -372,6 +372,7 @@ async def test_without_a_tokenizer(service: Service) -> None:
         assert "tokenizer" in assert_error(answer, 404, "not_found")
 
 
+@pytest.mark.trial
 async def test_without_a_chat_template(settings: Settings, tmp_path: Path) -> None:
     write_model(tmp_path, "scripted")
     without = settings.model_copy(update={"model_repository": tmp_path})
@@ -543,6 +544,7 @@ async def test_several_models_are_ready(service: Service, monkeypatch: pytest.Mo
     assert "LLM_DEFAULT_MODEL" in answer.json()["message"]
 
 
+@pytest.mark.trial
 async def test_no_model_is_ready(service: Service) -> None:
     answer = await service.client.post("/models/scripted/unload")
     try:

@@ -166,6 +166,7 @@ async def test_the_caller_is_reported(closed: Service, api: Service) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.trial
 async def test_what_one_token_makes_the_same_team_sees_and_no_other(closed: Service) -> None:
     key = await closed.services.tokens.create("red")
     made = await closed.client.post(
@@ -369,6 +370,7 @@ async def test_what_is_stored_of_a_key_does_not_open_anything(
     assert (found.team_id, found.max_priority, found.token_id) == ("red", 3, key.prefix)
 
 
+@pytest.mark.trial
 async def test_an_expired_key(closed: Service, connection: asyncpg.Connection) -> None:
     key = await closed.services.tokens.create("red", lifetime=timedelta(days=1))
     old = await closed.services.tokens.create("red", lifetime=timedelta(seconds=-1))
@@ -474,6 +476,7 @@ async def test_without_a_notification_it_holds_when_the_answer_is_old(
     await until(lambda: is_refused(closed, token))
 
 
+@pytest.mark.trial
 async def test_a_listener_that_comes_back_asks_again(
     closed: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -537,6 +540,7 @@ async def test_guesses_evict_no_accepted_token(
         assert await status(closed, key.text, "/nothing") == 404
 
 
+@pytest.mark.trial
 async def test_without_a_database_what_is_known_goes_on(
     closed: Service, connection: asyncpg.Connection
 ) -> None:

@@ -189,6 +189,7 @@ async def test_too_many_and_too_long_lines_are_refused(settings: Settings) -> No
         assert [(one.code, one.line) for one in long.errors.data] == [("line_too_long", 2)]
 
 
+@pytest.mark.trial
 async def test_a_batch_takes_no_more_than_the_queue_has_room_for(
     settings: Settings, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +302,7 @@ async def test_a_batch_whose_time_is_over_expires(
         assert len(errors) == 5
 
 
+@pytest.mark.trial
 async def test_a_batch_goes_on_where_its_process_died_and_sends_nothing_twice(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
@@ -362,6 +364,7 @@ async def test_lines_that_a_late_feeder_sent_are_not_forgotten(
     assert len(await read(client, ended.output_file_id)) == 250
 
 
+@pytest.mark.trial
 async def test_two_processes_share_the_batches(settings: Settings) -> None:
     async with (
         serve(settings, with_worker=True) as near,
@@ -428,6 +431,7 @@ async def test_batches_are_listed_newest_first(client: openai.AsyncOpenAI) -> No
         await end_of(client, one)
 
 
+@pytest.mark.trial
 async def test_teams_have_their_own_batches_within_their_limits(settings: Settings) -> None:
     guarded = settings.model_copy(
         update={"jwt_secret": SecretStr(STRONG), "worker_slots": 4, "batch_in_flight": 40}

@@ -173,6 +173,7 @@ def run(environment: dict[str, str], *options: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.trial
 def test_the_command(
     postgres_server: PostgresServer, template: str, triton: EmbeddedTriton
 ) -> None:

@@ -127,6 +127,7 @@ async def test_a_broken_cluster_is_told_with_its_log(postgres: EmbeddedPostgres)
         await postgres.start()
 
 
+@pytest.mark.trial
 async def test_ends_with_its_parent(tmp_path: Path) -> None:
     script = f"""
         import asyncio, pathlib, time

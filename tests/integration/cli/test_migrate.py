@@ -38,6 +38,7 @@ def assert_refused(ended: "subprocess.CompletedProcess[str]", *words: str) -> No
         assert word in ended.stderr
 
 
+@pytest.mark.trial
 async def test_back_and_up_again(settings: Settings, connection: asyncpg.Connection) -> None:
     former = schema_version.revisions()[-3]
     for arguments, revision in ((("--to", former), former), ((), NEWEST), (("--to", NEWEST), NEWEST)):  # fmt: skip
@@ -47,6 +48,7 @@ async def test_back_and_up_again(settings: Settings, connection: asyncpg.Connect
         assert f"schema is at {revision}" in ended.stderr
 
 
+@pytest.mark.trial
 async def test_a_loss_needs_force(settings: Settings, connection: asyncpg.Connection) -> None:
     await connection.execute(
         "INSERT INTO revoked_tokens (team_id, token_id) VALUES ('red', 'ci-7')"

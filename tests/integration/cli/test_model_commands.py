@@ -53,6 +53,7 @@ def weights(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.trial
 def test_a_download_brings_the_files_once(tmp_path: Path) -> None:
     with model_hub("owner/tiny", {**TINY, "pytorch_model.bin": b"a pickle"}) as (url, fetched):
         first = run("download", "owner/tiny", cwd=tmp_path, hub=url)

@@ -31,6 +31,7 @@ def token(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[s
     )  # fmt: skip
 
 
+@pytest.mark.trial
 async def test_from_making_a_key_to_its_end(settings: Settings) -> None:
     guarded = settings.model_copy(update={"auth": "on"})
     made = token(
@@ -96,6 +97,7 @@ async def test_the_calls_of_the_readme(settings: Settings) -> None:
     assert b'"name":"scripted"' in output
 
 
+@pytest.mark.trial
 async def test_revoking_a_jwt_and_what_is_not_there(settings: Settings) -> None:
     ended = token(settings, "revoke", "--team", "red", "--token-id", "t1")
     assert ended.returncode == 0, ended.stderr

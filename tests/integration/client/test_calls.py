@@ -225,6 +225,7 @@ async def test_refusals_are_classes(one: Service) -> None:
     await blocking(one, work)
 
 
+@pytest.mark.trial
 async def test_keys(settings: Settings) -> None:
     guarded = settings.model_copy(update={"jwt_secret": SecretStr(STRONG)})
     async with serve(guarded) as service:

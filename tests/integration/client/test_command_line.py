@@ -37,6 +37,7 @@ async def run(service: Service, home: Path, *words: str, stdin: str = "") -> tup
     return process.returncode, output.decode(), messages.decode()
 
 
+@pytest.mark.trial
 async def test_a_session(one: Service, tmp_path: Path) -> None:
     status, output, _ = await run(one, tmp_path, "login", stdin="\n")
     assert status == 0
@@ -60,6 +61,7 @@ async def test_a_session(one: Service, tmp_path: Path) -> None:
     assert (status, output.splitlines()[1:]) == (0, ["b"])
 
 
+@pytest.mark.trial
 async def test_failures_have_a_status_and_a_message(one: Service, tmp_path: Path) -> None:
     sent = await send(one, "{{chunks=90000 delay_ms=20}}", parameters={"max_tokens": 90_000})
     await until_running(one, sent["id"])
@@ -79,6 +81,7 @@ async def test_failures_have_a_status_and_a_message(one: Service, tmp_path: Path
     assert "LLM_API_URL" in messages
 
 
+@pytest.mark.trial
 async def test_a_file_is_mapped(one: Service, tmp_path: Path) -> None:
     table = "topic,id\n" + "".join(f"t{i},k{i}\n" for i in range(300)) + "torn\n"
     (tmp_path / "rows.csv").write_text(table)
@@ -99,6 +102,7 @@ async def test_a_file_is_mapped(one: Service, tmp_path: Path) -> None:
     assert messages.startswith("0 rows are sent again")
 
 
+@pytest.mark.trial
 async def test_equal_rows_are_reused(one: Service, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("id\na\nb\n")
     words = ["map", "rows.csv", "-t", "x {id}", "--temperature", "0", "--max-tokens", "5"]

@@ -50,6 +50,7 @@ async def one(settings: Settings) -> AsyncIterator[Service]:
         yield service
 
 
+@pytest.mark.trial
 async def test_each_row_is_answered_once(
     one: Service, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ async def test_each_row_is_answered_once(
     assert count == len(ROWS)
 
 
+@pytest.mark.trial
 async def test_rows_of_equal_requests_are_reused(one: Service) -> None:
     rows, greedy = ROWS[:50], {"temperature": 0, "max_tokens": 8}
 
@@ -119,6 +121,7 @@ async def test_rows_of_equal_requests_are_reused(one: Service) -> None:
         assert sources({row.key: row async for row in job}) == ids
 
 
+@pytest.mark.trial
 async def test_rows_in_the_order_of_the_data(one: Service) -> None:
     async with AsyncClient(url_of(one)) as client:
         rows = iter(ROWS)
@@ -156,6 +159,7 @@ async def test_wrong_rows_do_not_stop_the_job(one: Service, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("order", ["completed", "input"])
+@pytest.mark.trial
 async def test_duplicate_keys_in_other_lists(one: Service, order: Any) -> None:
     rows = [*ROWS[:1100], ROWS[3], {"id": "k4", "topic": "changed"}, ROWS[1150]]
 
@@ -244,6 +248,7 @@ async def test_a_job_goes_on_without_its_client(one: Service) -> None:
     assert await blocking(one, read) == 20
 
 
+@pytest.mark.trial
 async def test_the_end_of_a_job_is_waited_for(one: Service) -> None:
     def send(client: Client) -> Job[Any]:
         job = client.map(ROWS[:5], "{{{{delay_ms=50 chunks=5}}}} {topic}", model="scripted")
@@ -279,6 +284,7 @@ with Client() as client:
 """
 
 
+@pytest.mark.trial
 async def test_a_killed_client_takes_up_its_job(
     one: Service, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
@@ -291,6 +297,7 @@ async def test_a_killed_client_takes_up_its_job(
 
 # Once as the service sends it, once shorter.
 @pytest.mark.parametrize("retry_after", [admission._RETRY_SECONDS, 1])
+@pytest.mark.trial
 async def test_a_queue_that_is_full_is_waited_for(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, retry_after: int
 ) -> None:
@@ -318,6 +325,7 @@ async def test_an_error_of_the_data_is_the_callers(one: Service) -> None:
     await blocking(one, work)
 
 
+@pytest.mark.trial
 async def test_a_revoked_key_ends_the_call_and_another_continues(
     settings: Settings, tmp_path: Path
 ) -> None:

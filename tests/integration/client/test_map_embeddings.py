@@ -35,6 +35,7 @@ async def vector_of(service: Service, text: str, **members: Any) -> list[float]:
     return vector
 
 
+@pytest.mark.trial
 async def test_each_row_has_its_vector(
     one: Service, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ async def test_each_row_has_its_vector(
     assert [row["kind"] for row in kinds] == ["embedding"]
 
 
+@pytest.mark.trial
 async def test_options_and_the_order_of_the_data(one: Service) -> None:
     texts = [row["text"] for row in ROWS[:300]]
     options = {"dimensions": 4, "normalize": False}
@@ -86,6 +88,7 @@ async def test_options_and_the_order_of_the_data(one: Service) -> None:
     assert sorted(listed, key=str) == sorted((row.vector for row in mapped), key=str)
 
 
+@pytest.mark.trial
 async def test_wrong_rows_and_options(one: Service) -> None:
     rows = ["good", "{{refuse}}", 5, "x\x00"]
 
@@ -142,6 +145,7 @@ with Client() as client:
 """
 
 
+@pytest.mark.trial
 async def test_a_killed_client_takes_up_its_vectors(
     one: Service, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:

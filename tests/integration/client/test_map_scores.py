@@ -38,6 +38,7 @@ async def one(settings: Settings) -> AsyncIterator[Service]:
         yield service
 
 
+@pytest.mark.trial
 async def test_each_row_has_its_scores(
     one: Service, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
@@ -57,6 +58,7 @@ async def test_each_row_has_its_scores(
     assert [tuple(row) for row in kinds] == [("score", len(ROWS))]
 
 
+@pytest.mark.trial
 async def test_prompts_of_scores(one: Service, tmp_path: Path) -> None:
     rows = [{"q": "a b", "d": ["a", "c"], "list": '["a b", "c"]'}]
 
@@ -142,6 +144,7 @@ with Client() as client:
 """
 
 
+@pytest.mark.trial
 async def test_a_killed_client_takes_up_its_scores(
     one: Service, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
@@ -151,6 +154,7 @@ async def test_a_killed_client_takes_up_its_scores(
     assert await connection.fetchval("SELECT count(*) FROM results") == number
 
 
+@pytest.mark.trial
 async def test_the_command_line_writes_scores(one: Service, tmp_path: Path) -> None:
     cells = [
         row["id"] + ',a b,"' + json.dumps(row["documents"]).replace('"', '""') + '"'

@@ -43,6 +43,7 @@ async def call(agent: Client, tool: str, **arguments: Any) -> Any:
     return [json.loads(text) for text in texts]
 
 
+@pytest.mark.trial
 async def test_an_agent_uses_the_tools(one: Service, tmp_path: Path) -> None:
     async with started(one, tmp_path) as agent:
         tools = (await agent.list_tools()).tools

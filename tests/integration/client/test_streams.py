@@ -42,6 +42,7 @@ async def one(settings: Settings) -> AsyncIterator[Service]:
         yield service
 
 
+@pytest.mark.trial
 async def test_a_stream_survives_twenty_cuts(one: Service) -> None:
     proxy = CuttingHttpProxy(one.client.base_url.port or 0, cuts=CUTS)
     async with proxy.run():
@@ -57,6 +58,7 @@ async def test_a_stream_survives_twenty_cuts(one: Service) -> None:
     assert joined.encode() == text.encode() == result["result"].encode()
 
 
+@pytest.mark.trial
 async def test_an_awaited_stream_survives_twenty_cuts(one: Service) -> None:
     proxy = CuttingHttpProxy(one.client.base_url.port or 0, cuts=CUTS)
     async with proxy.run():
@@ -68,6 +70,7 @@ async def test_an_awaited_stream_survives_twenty_cuts(one: Service) -> None:
     assert joined == stream.text == result["result"]
 
 
+@pytest.mark.trial
 async def test_an_export_survives_cuts(one: Service) -> None:
     def work(client: Client) -> list[str]:
         sent = client.send_many([f"{{{{text=word-{i}}}}}" for i in range(120)], model="scripted")
@@ -86,6 +89,7 @@ async def test_an_export_survives_cuts(one: Service) -> None:
     assert exported == sent[::-1]
 
 
+@pytest.mark.trial
 async def test_a_service_that_is_gone_ends_the_stream(settings: Settings) -> None:
     async with serve(settings, with_worker=True) as service:
         url = url_of(service)
@@ -99,6 +103,7 @@ async def test_a_service_that_is_gone_ends_the_stream(settings: Settings) -> Non
     await client.close()
 
 
+@pytest.mark.trial
 async def test_a_thousand_streams_in_one_process(one: Service) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 10_000), hard))

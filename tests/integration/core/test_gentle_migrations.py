@@ -115,6 +115,7 @@ async def test_writers_do_not_queue_behind_a_migration_that_waits_for_a_reader(
     await client.close()
 
 
+@pytest.mark.trial
 async def test_who_waits_to_migrate_too_does_not_hold_up_the_building_of_an_index(
     empty: Settings,
 ) -> None:

@@ -178,6 +178,7 @@ async def test_a_connection_lost_after_the_commit_doubles_nothing(
     assert await words(database) == [5, 6]
 
 
+@pytest.mark.trial
 async def test_connections_killed_again_and_again(database: Database, statement: Recorder) -> None:
     """Two hundred callers while every other statement loses its connection: no caller sees it."""
     lane = make_lane(database, statement, max_items=3)

@@ -93,6 +93,7 @@ async def test_an_id_that_is_none_is_replaced(api: Service, given: str) -> None:
     assert len(made) == 32
 
 
+@pytest.mark.trial
 async def test_every_answer_has_an_id(
     api: Service, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

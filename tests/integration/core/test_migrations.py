@@ -86,6 +86,7 @@ def empty(postgres_server: PostgresServer) -> Iterator[Settings]:
     asyncio.run(postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)"))
 
 
+@pytest.mark.trial
 def test_up_down_up(empty: Settings) -> None:
     migrate(empty)
     first = asyncio.run(rows(empty, SCHEMA))
@@ -96,6 +97,7 @@ def test_up_down_up(empty: Settings) -> None:
     assert asyncio.run(rows(empty, SCHEMA)) == first
 
 
+@pytest.mark.trial
 def test_up_is_idempotent_and_keeps_rows(empty: Settings) -> None:
     migrate(empty)
     context = secrets.token_hex(16)
@@ -118,6 +120,7 @@ def test_up_is_idempotent_and_keeps_rows(empty: Settings) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [("0017", "0018"), ("0019", "0020")])
+@pytest.mark.trial
 def test_results_go_with_their_context_in_either_version(
     empty: Settings, before: str, after: str
 ) -> None:
@@ -174,6 +177,7 @@ def test_a_database_with_rows_goes_from_one_revision_to_the_next_and_back(
     assert asyncio.run(rows(empty, EVERYTHING)) == after
 
 
+@pytest.mark.trial
 def test_rows_of_0002_live_through_what_follows_and_back(empty: Settings) -> None:
     migrate(empty, "0002")
     schema = asyncio.run(rows(empty, SCHEMA))
@@ -187,6 +191,7 @@ def test_rows_of_0002_live_through_what_follows_and_back(empty: Settings) -> Non
     assert asyncio.run(rows(empty, EVERYTHING)) == before
 
 
+@pytest.mark.trial
 def test_erased_answers_go_back_as_empty_ones(empty: Settings) -> None:
     """The service before knows none that are gone; batches and files it does not know at all."""
     migrate(empty)
@@ -233,6 +238,7 @@ def test_keys_are_bound_to_what_a_key_is(empty: Settings) -> None:
 @pytest.mark.parametrize(
     "change", ["store = false", "store = false, output = NULL, erased_at = now()"]
 )
+@pytest.mark.trial
 def test_a_way_back_does_not_forget_what_is_to_be_erased_or_was(
     empty: Settings, change: str
 ) -> None:
@@ -332,6 +338,7 @@ def test_servers_with_a_secret_are_not_forgotten(empty: Settings) -> None:
     migrate(empty)
 
 
+@pytest.mark.trial
 def test_jobs_come_beside_rows_and_are_not_forgotten(empty: Settings) -> None:
     """Revision 0021, up and down with rows in its tables."""
     migrate(empty, "0020")
@@ -384,6 +391,7 @@ def test_deliveries_of_jobs_are_dropped_on_the_way_back(empty: Settings) -> None
     migrate(empty)
 
 
+@pytest.mark.trial
 def test_log_probabilities_of_prompts_are_not_forgotten(empty: Settings) -> None:
     """Revision 0025, up and down with rows in its table."""
     migrate(empty, "0024")
@@ -532,6 +540,7 @@ def migrating(settings: Settings) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "app", "migrate"], cwd=ROOT, env=environment)
 
 
+@pytest.mark.trial
 def test_two_processes_may_migrate_at_once(empty: Settings) -> None:
     processes = [migrating(empty) for _ in range(2)]
     assert [process.wait(60) for process in processes] == [0, 0]
@@ -582,6 +591,7 @@ def test_downloads_that_run_are_not_forgotten(empty: Settings) -> None:
     assert asyncio.run(rows(empty, SCHEMA)) == schema
 
 
+@pytest.mark.trial
 def test_checks_and_partial_indexes_too(empty: Settings) -> None:
     """The parts that autogenerate does not compare: the conditions of checks and of partial indexes."""
     migrate(empty)

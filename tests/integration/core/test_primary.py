@@ -40,6 +40,7 @@ async def silent() -> AsyncIterator[Silent]:
         yield found
 
 
+@pytest.mark.trial
 async def test_the_one_that_is_up_is_found(
     postgres_server: PostgresServer, database_name: str, silent: Silent
 ) -> None:
@@ -61,6 +62,7 @@ async def test_the_one_that_is_up_is_found(
     await engine.dispose()
 
 
+@pytest.mark.trial
 async def test_none_takes_writes(
     postgres_server: PostgresServer, database_name: str, silent: Silent
 ) -> None:
@@ -98,6 +100,7 @@ async def test_a_server_that_becomes_read_only_is_left(
         await database.fetch(write)  # the connections from then are gone
 
 
+@pytest.mark.trial
 async def test_what_is_found_is_told_when_the_standby_has_it(
     settings: Settings, postgres_server: PostgresServer, database_name: str
 ) -> None:

@@ -81,6 +81,7 @@ async def test_a_plan_that_cannot_be_read_loses_no_result(
     assert "(no plan: gone)" in logged(caplog)[0]
 
 
+@pytest.mark.trial
 async def test_statements_are_remembered_up_to_a_limit(
     quick: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

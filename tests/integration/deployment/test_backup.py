@@ -55,6 +55,7 @@ async def all_results(service: Service) -> dict[str, dict[str, Any]]:
 
 
 @short_lease
+@pytest.mark.trial
 async def test_what_is_restored_goes_on_and_nothing_runs_twice(
     settings: Settings, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:

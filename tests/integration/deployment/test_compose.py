@@ -65,6 +65,7 @@ def compose_command() -> list[str] | None:
     return None
 
 
+@pytest.mark.trial
 def test_compose_accepts_the_file() -> None:
     command = compose_command()
     if command is None:
@@ -153,6 +154,7 @@ def test_the_attribution_worker_reads_the_indexes_of_the_api(
     assert (run.kind, run.index, run.engines) == ("attribution", "demo", 1)
 
 
+@pytest.mark.trial
 async def test_a_worker_is_healthy_while_it_renews_its_lease(settings: Settings) -> None:
     command = [part.replace("$$", "$") for part in SERVICES["worker"]["healthcheck"]["test"]]
     assert command[:2] == ["CMD", "python"]

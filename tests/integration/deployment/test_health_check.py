@@ -170,6 +170,7 @@ async def until_found(triton: EmbeddedTriton, fault: str, *options: str) -> None
     await until(is_found)
 
 
+@pytest.mark.trial
 async def test_a_dead_process_behind_a_ready_model(server: EmbeddedTriton) -> None:
     assert await check(server) == (0, "healthy: 1 models answer")
     async with running(server, "{{crash_at=1}}"):
@@ -178,12 +179,14 @@ async def test_a_dead_process_behind_a_ready_model(server: EmbeddedTriton) -> No
             assert [entry.ready for entry in await client.index()] == [True]
 
 
+@pytest.mark.trial
 async def test_a_model_that_hangs(server: EmbeddedTriton) -> None:
     async with running(server, "{{delay_ms=10 hang_at=3}}"):
         fault = "model scripted: no token within 1 s, and no progress of other requests"
         await until_found(server, fault, "--timeout", "1")
 
 
+@pytest.mark.trial
 async def test_a_full_model_is_healthy(crowded: EmbeddedTriton) -> None:
     async with crowded.client() as client:
         full = [asyncio.create_task(generate(client, "slow", "a")) for _ in range(30)]
@@ -198,6 +201,7 @@ async def has_begun(client: TritonClient, model: str) -> bool:
     return await client.request_count(model) > 1  # the first one is its start's
 
 
+@pytest.mark.trial
 async def test_an_engine_that_generates_is_healthy_and_one_that_only_refuses_is_not(
     crowded: EmbeddedTriton,
 ) -> None:
@@ -227,6 +231,7 @@ async def counts_tokens(triton: EmbeddedTriton) -> bool:
     return 'vllm:generation_tokens_total{model="busy"' in text
 
 
+@pytest.mark.trial
 async def test_a_refused_probe_is_an_answer(tmp_path: Path) -> None:
     refusing = tmp_path / "refusing"
     (refusing / "1").mkdir(parents=True)
@@ -249,6 +254,7 @@ async def test_a_refused_probe_is_an_answer(tmp_path: Path) -> None:
         await triton.stop()
 
 
+@pytest.mark.trial
 async def test_no_ready_model_and_a_frozen_server(server: EmbeddedTriton) -> None:
     async with server.client() as client:
         await client.unload("scripted")
@@ -305,6 +311,7 @@ for _ in sys.stdin:  # a check for each line
 """
 
 
+@pytest.mark.trial
 async def test_an_unused_model_is_probed_once(server: EmbeddedTriton) -> None:
     """As `--only-used` has it: probes are requests, and would keep an idle launch alive."""
     addresses = [server.address("http"), server.address("metrics"), server.secret]

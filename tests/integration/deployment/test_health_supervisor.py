@@ -134,6 +134,7 @@ def supervised(tmp_path: Path) -> Iterator[Supervised]:
     supervised.wait()
 
 
+@pytest.mark.trial
 async def test_a_dead_model_is_restarted_and_a_stop_ends_all(supervised: Supervised) -> None:
     supervised.start_triton()
     await supervised.until_healthy(1)
@@ -150,6 +151,7 @@ async def test_a_dead_model_is_restarted_and_a_stop_ends_all(supervised: Supervi
     assert "successfully unloaded 'scripted'" in (supervised.folder / "log").read_text()
 
 
+@pytest.mark.trial
 async def test_a_frozen_server_is_restarted(supervised: Supervised) -> None:
     supervised.start_triton()
     await supervised.until_healthy(1)
@@ -160,6 +162,7 @@ async def test_a_frozen_server_is_restarted(supervised: Supervised) -> None:
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "keeper"])
+@pytest.mark.trial
 async def test_kill_9_leaves_nothing(supervised: Supervised, victim: str) -> None:
     """Neither the server nor a process in a session of its own, as vLLM's engine can be."""
     supervised.start_triton(before="setsid sleep 300 & ")
@@ -176,6 +179,7 @@ async def test_kill_9_leaves_nothing(supervised: Supervised, victim: str) -> Non
         assert not any(process.is_running() for process in before if process.pid != supervised.pid)
 
 
+@pytest.mark.trial
 async def test_a_crash_that_does_not_end_is_killed(supervised: Supervised) -> None:
     """As Triton does when its heap broke; its liveness goes on answering."""
     script = "trap '' TERM; echo 'Signal (6) received.' >&2; while :; do sleep 0.1; done"
@@ -204,6 +208,7 @@ async def test_an_unloaded_model_is_a_dead_engine(supervised: Supervised, line: 
     ]
 
 
+@pytest.mark.trial
 async def test_a_start_is_not_judged_unless_it_is_bounded(supervised: Supervised) -> None:
     supervised.start("--start-seconds=4", "--restarts=0", command=["sleep", "300"])
     started = time.monotonic()
@@ -225,6 +230,7 @@ async def test_a_server_that_never_starts(supervised: Supervised) -> None:
     assert "cannot run /nonexistent/tritonserver: " in (supervised.folder / "log").read_text()
 
 
+@pytest.mark.trial
 async def test_pauses_grow_and_a_stop_ends_them(supervised: Supervised) -> None:
     supervised.start(command=["false"])
 

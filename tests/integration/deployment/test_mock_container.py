@@ -86,6 +86,7 @@ def mock_settings(postgres: PostgresServer, database: str, address: str, own: Pa
     )
 
 
+@pytest.mark.trial
 async def test_the_profile_serves_the_scripted_model(
     postgres_server: PostgresServer, database_name: str, tmp_path: Path
 ) -> None:

@@ -204,6 +204,7 @@ def without_data(samples: Samples) -> list[str]:
     return empty
 
 
+@pytest.mark.trial
 async def test_what_is_shown_has_data_after_a_load_of_all_kinds(running: Running) -> None:
     async def is_ready() -> bool:
         answer = await running.client.get("/models/scripted")

@@ -176,6 +176,7 @@ async def test_streams_and_long_polls_pass_as_they_come(settings: Settings, tmp_
         assert "ticket" not in log.replace("stream-ticket", "")
 
 
+@pytest.mark.trial
 async def test_tls_headers_and_bounds(settings: Settings, tmp_path: Path) -> None:
     async with proxied(settings, tmp_path) as proxy:
         curl = ["curl", "-sS", "--cacert", str(proxy.certificate), "-o", "/dev/null", "-w"]
@@ -236,6 +237,7 @@ async def test_an_unavailable_api_is_reported_as_503(settings: Settings, tmp_pat
             assert answer.headers["retry-after"] == "5"
 
 
+@pytest.mark.trial
 async def test_strangers_and_sign_ins_are_slowed(settings: Settings, tmp_path: Path) -> None:
     async with proxied(settings, tmp_path) as proxy:
         form = {"token": "wrong"}

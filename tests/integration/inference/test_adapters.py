@@ -72,6 +72,7 @@ LAUNCH = """INSERT INTO launches (id, team_id, name, provider, profile, model, s
 VALUES ($1::uuid, 'red', $1::text, 'local', 'here', 'a/b', $2, $3::text::jsonb)"""
 
 
+@pytest.mark.trial
 async def test_adapters_of_launches(adapted: Service) -> None:
     """They are listed while every launched server of the model has them."""
 

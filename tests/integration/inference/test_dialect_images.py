@@ -264,6 +264,7 @@ async def test_a_template_without_places_in_results_of_tools_has_them_behind(
 
 
 @pytest.mark.parametrize("dialect", ["messages", "responses", "background"])
+@pytest.mark.trial
 async def test_a_killed_worker_loses_no_image(
     vision_settings: Settings, tmp_path: Path, dialect: str
 ) -> None:

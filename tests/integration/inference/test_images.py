@@ -142,6 +142,7 @@ async def test_all_ways_to_send_have_the_same_text(
     assert [one["message"]["content"] for one in choices.json()["choices"]] == [expected] * 2
 
 
+@pytest.mark.trial
 async def test_a_killed_worker_loses_no_image(vision_settings: Settings, tmp_path: Path) -> None:
     settings = vision_settings.model_copy(update={"lease_seconds": 5.0})
     messages = user(png_uri(BLUE), text="slow {{chunks=60 delay_ms=50}}")

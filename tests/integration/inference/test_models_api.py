@@ -54,6 +54,7 @@ async def test_models_are_listed_with_what_clients_need(service: Service) -> Non
     }  # fmt: skip
 
 
+@pytest.mark.trial
 async def test_load_is_counted(service: Service) -> None:
     for n in range(3):
         await send(service, f"slow {n} {{{{chunks=500 delay_ms=20}}}}")
@@ -81,6 +82,7 @@ async def test_the_queue_is_counted(api: Service) -> None:
     await until(is_counted)
 
 
+@pytest.mark.trial
 async def test_a_model_that_is_not_ready_keeps_its_results_waiting(loaded: Service) -> None:
     unloaded = await loaded.client.post("/models/scripted/unload")
     assert unloaded.status_code == 200
@@ -120,6 +122,7 @@ async def test_a_restarted_service_still_knows_a_model_that_is_not_loaded(
         assert (await send(restarted, "x"))["model_ready"] is False
 
 
+@pytest.mark.trial
 async def test_cancelling_reaches_the_engine(loaded: Service, triton: EmbeddedTriton) -> None:
     """An unloading model ends when its last request has: cancelling that one must end it."""
     accepted = await send(loaded, "slow {{chunks=3000 delay_ms=20}}")

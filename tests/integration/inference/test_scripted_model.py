@@ -188,6 +188,7 @@ async def test_a_cancellation_may_overtake_its_request(triton: EmbeddedTriton) -
     await check_cancellations(triton, "scripted", ask_long)
 
 
+@pytest.mark.trial
 async def test_stopped_generations_leave_nothing_behind(triton: EmbeddedTriton) -> None:
     """Stopped in the middle of a wait, too, the call is ended by the model and not cancelled.
 
@@ -218,6 +219,7 @@ async def test_stopped_generations_leave_nothing_behind(triton: EmbeddedTriton) 
             await client.load("scripted")
 
 
+@pytest.mark.trial
 async def test_no_process_outlives_a_killed_server(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

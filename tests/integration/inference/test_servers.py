@@ -206,6 +206,7 @@ async def test_a_wrong_server_is_not_registered(
     assert len((await api.client.get("/servers")).json()) == 1
 
 
+@pytest.mark.trial
 async def test_without_a_server_nothing_is_ready(
     postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton
 ) -> None:
@@ -293,6 +294,7 @@ async def test_a_name_that_no_server_can_have(api: Service, name: str) -> None:
 # --- sharing ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.trial
 async def test_a_model_on_two_servers_has_twice_the_places(
     both: Service, connection: asyncpg.Connection
 ) -> None:
@@ -337,6 +339,7 @@ async def test_slots_are_a_servers_own(service: Service, second: MortalTriton) -
     await cancel(service, sent)
 
 
+@pytest.mark.trial
 async def test_a_drained_server_ends_what_it_has(both: Service) -> None:
     sent = [await send(both, "{{chunks=100 delay_ms=40}}") for _ in range(4)]
     await until_running_on(both, default=2, second=2)
@@ -354,6 +357,7 @@ async def test_a_drained_server_ends_what_it_has(both: Service) -> None:
     await cancel(both, sent)
 
 
+@pytest.mark.trial
 async def test_a_removed_server_ends_what_it_has(both: Service) -> None:
     sent = [await send(both, "{{chunks=100 delay_ms=40}}") for _ in range(4)]
     await until_running_on(both, default=2, second=2)
@@ -398,6 +402,7 @@ async def with_two_models(
     shutil.rmtree(second._repository / "another")
 
 
+@pytest.mark.trial
 async def test_no_model_starves_beside_one_without_requests(with_two_models: Service) -> None:
     """With fewer slots than models: a slot that one has no use for is the other's."""
     for model in ("scripted", "another"):
@@ -431,6 +436,7 @@ async def test_a_server_that_comes_back_has_no_more_slots_than_before(
 # --- losing -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.trial
 async def test_a_killed_server_fails_no_result(both: Service, second: MortalTriton) -> None:
     """Its results run again on the other server; later results go there at once."""
     sent = [await send(both, f"{number} {{{{chunks=40 delay_ms=40}}}}") for number in range(40)]
@@ -466,6 +472,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.trial
 async def test_a_model_that_dies_on_a_removed_server_is_noticed(
     both: Service, triton: EmbeddedTriton, second: MortalTriton
 ) -> None:
@@ -488,6 +495,7 @@ async def test_a_model_that_dies_on_a_removed_server_is_noticed(
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.trial
 async def test_a_server_that_hangs_hides_no_dead_model_of_another(
     postgres_server: PostgresServer,
     database_name: str,
@@ -510,6 +518,7 @@ async def test_a_server_that_hangs_hides_no_dead_model_of_another(
         await cancel(service, sent)
 
 
+@pytest.mark.trial
 async def test_text_of_one_server_is_never_the_beginning_of_anothers(
     settings: Settings, second: MortalTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,6 +536,7 @@ async def test_text_of_one_server_is_never_the_beginning_of_anothers(
     assert len(ended["result"].split()) == 3
 
 
+@pytest.mark.trial
 async def test_what_a_server_does_not_take_the_next_one_does(
     both: Service, second: MortalTriton
 ) -> None:
@@ -546,6 +556,7 @@ async def test_what_a_server_does_not_take_the_next_one_does(
     await second.start()
 
 
+@pytest.mark.trial
 async def test_loading_and_unloading_reach_all_who_have_the_model(
     both: Service, second: MortalTriton
 ) -> None:
@@ -558,6 +569,7 @@ async def test_loading_and_unloading_reach_all_who_have_the_model(
     assert lost.models["scripted"].ready
 
 
+@pytest.mark.trial
 async def test_loading_goes_on_when_a_server_leaves_meanwhile(
     both: Service, second: MortalTriton
 ) -> None:
@@ -580,6 +592,7 @@ async def test_loading_goes_on_when_a_server_leaves_meanwhile(
     assert (answer.status_code, answer.json()["ready"]) == (200, True)
 
 
+@pytest.mark.trial
 async def test_removing_a_server_that_loads_a_model_is_reported(
     both: Service, second: MortalTriton
 ) -> None:

@@ -124,6 +124,7 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTriton]
         server._process.kill()  # an orderly end would wait for the call
 
 
+@pytest.mark.trial
 async def test_a_crash_loses_all_slots_after_what_preceded_it(mortal: EmbeddedTriton) -> None:
     """On a server of its own, since the model stays dead there: it takes two seconds to start."""
     async with connect(mortal, MODEL) as session:

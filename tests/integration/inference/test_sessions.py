@@ -203,6 +203,7 @@ async def test_a_cancelled_slot_has_all_output_until_then(triton: EmbeddedTriton
     assert (cancelled.text, cancelled.token_ids) == (whole.text, whole.token_ids)
 
 
+@pytest.mark.trial
 async def test_a_model_joins_its_steps_while_nothing_is_acknowledged(
     triton: EmbeddedTriton,
 ) -> None:

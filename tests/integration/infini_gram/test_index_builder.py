@@ -170,6 +170,7 @@ def test_unigrams_are_counted(tmp_path: Path) -> None:
             }
 
 
+@pytest.mark.trial
 def test_several_parts_on_several_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +349,7 @@ def test_what_is_no_index_is_not_adopted(
     assert not (tmp_path / "indexes.toml").exists()
 
 
+@pytest.mark.trial
 def test_an_index_of_four_bytes_and_two_directories_is_adopted(tmp_path: Path) -> None:
     """The sizes show the width; a directory with a manifest is taken as it is."""
     wide = wide_tokenizer(tmp_path / "tokenizer.json")
@@ -523,6 +525,7 @@ def test_an_indexer_that_fails_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("moment", ["tokenized.0", "build.log"])
+@pytest.mark.trial
 def test_nothing_is_left_of_an_interrupted_build(
     tmp_path: Path, number: signal.Signals, moment: str
 ) -> None:

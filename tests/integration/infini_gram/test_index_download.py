@@ -61,6 +61,7 @@ def command(url: str, into: Path, *arguments: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.trial
 def test_a_bucket_is_downloaded_and_adopted(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_a_new_version_begins_again(published: Path, tmp_path: Path) -> None:
     assert_equal(tmp_path / "got", copy)
 
 
+@pytest.mark.trial
 def test_what_cannot_be_downloaded(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def test_what_it_is(index: BuiltIndex) -> None:
     assert engine.vocab_size == engine.tokenizer.vocab_size
 
 
+@pytest.mark.trial
 def test_300_counts_and_finds_are_those_of_reading(index: BuiltIndex) -> None:
     found_any = 0
     for needle in needles(index, 300, seed=1):
@@ -72,6 +73,7 @@ def test_300_counts_and_finds_are_those_of_reading(index: BuiltIndex) -> None:
     assert 100 < found_any < 300
 
 
+@pytest.mark.trial
 def test_probabilities_are_those_of_reading(index: BuiltIndex) -> None:
     for needle in needles(index, 100, seed=2):
         *prompt, last = needle

@@ -47,6 +47,7 @@ def blocked(engine: Engine) -> set[int]:
     }
 
 
+@pytest.mark.trial
 def test_documents_are_removed_by_the_command(news: Path) -> None:
     file = news / "indexes.toml"
     before = file.read_text().splitlines()
@@ -140,6 +141,7 @@ def test_documents_that_others_removed_are_not_removed_twice(news: Path) -> None
     assert "news.removed exists, and is not declared" in done.stderr
 
 
+@pytest.mark.trial
 async def test_a_new_build_without_the_removed_documents(
     news: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ def test_documents_of_an_index_without_metadata(tmp_path: Path) -> None:
     assert blocked(opened_index(tmp_path)) == {1}
 
 
+@pytest.mark.trial
 async def test_a_running_api_leaves_removed_documents_out(
     settings: Settings, news: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

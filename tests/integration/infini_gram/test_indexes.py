@@ -460,6 +460,7 @@ async def test_a_running_api_serves_an_added_index(
 # --- Threads -------------------------------------------------------------------------------------
 
 
+@pytest.mark.trial
 async def test_the_loop_is_not_held(built: BuiltIndex) -> None:
     """It turns while a query works: a call on the loop would leave it one turn."""
     ids = [one for document in built.documents for one in document]

@@ -58,6 +58,7 @@ async def ask(service: Service, name: str, kind: str, body: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["bytes", "words"])
+@pytest.mark.trial
 async def test_the_same_as_the_package(indexed: Service, directory: Path, name: str) -> None:
     engine = indexed.services.indexes.engine(name)
     words: Speaks = ByteWords() if name == "bytes" else FileWords(directory / "tokenizer.json")

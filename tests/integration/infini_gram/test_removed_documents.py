@@ -104,6 +104,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 # --- Answers ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.trial
 def test_counts_and_probabilities(case: Case) -> None:
     ours, clean = case.engine, case.clean
     assert (ours.total_documents, ours.total_tokens) == (clean.total_documents, clean.total_tokens)

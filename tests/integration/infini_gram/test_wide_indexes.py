@@ -176,6 +176,7 @@ def test_ids_beyond_the_vocabulary(opened: tuple[Engine, Corpus]) -> None:
 # --- Builds ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.trial
 def test_a_built_index_of_four_bytes(tmp_path: Path) -> None:
     """Counts and order of the suffixes, with ids whose halves look like separators."""
     tokenizer = wide_tokenizer(tmp_path / "tokenizer.json")

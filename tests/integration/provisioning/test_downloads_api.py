@@ -127,6 +127,7 @@ async def test_a_model_is_downloaded(service: Service, tmp_path: Path) -> None:
     assert rest.json() == [found]
 
 
+@pytest.mark.trial
 async def test_progress_is_shown_and_a_cancelled_download_stops(
     service: Service, hub: HuggingFaceHub, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ async def test_progress_is_shown_and_a_cancelled_download_stops(
     assert content_of(tmp_path) == SERVED
 
 
+@pytest.mark.trial
 async def test_a_killed_worker_is_replaced(
     settings: Settings, hub: HuggingFaceHub, endpoint: str, tmp_path: Path
 ) -> None:
@@ -236,6 +238,7 @@ async def test_a_host_that_is_away_is_tried_again(
     assert failed["reason"].endswith(" (10 attempts without progress)")
 
 
+@pytest.mark.trial
 async def test_a_host_that_is_busy_with_the_model_is_tried_again(
     service: Service,
     hub: HuggingFaceHub,
@@ -464,6 +467,7 @@ async def hang(*_: object) -> bool:
 
 
 @pytest.mark.parametrize("fault", [refuse, hang])
+@pytest.mark.trial
 async def test_a_database_that_is_away_for_longer_than_the_lease_ends_the_download(
     service: Service,
     hub: HuggingFaceHub,

@@ -87,6 +87,7 @@ async def answers(service: Service, launch_id: str, model: str) -> bool:
             return False
 
 
+@pytest.mark.trial
 async def test_a_supervised_job_restarts_its_server(launching: Service) -> None:
     accepted = await launch(launching, provider="local")
     healthy = await until_state(launching, accepted["id"], "healthy")
@@ -110,6 +111,7 @@ def is_triton(pid: int) -> bool:
     return Path(f"/proc/{pid}/comm").read_text().strip() == "tritonserver"
 
 
+@pytest.mark.trial
 async def test_a_dead_engine_without_a_supervisor_is_reloaded(
     launching: Service, tmp_path: Path
 ) -> None:

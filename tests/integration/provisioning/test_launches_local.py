@@ -81,6 +81,7 @@ def processes(launched: dict[str, str]) -> set[int]:
     return set(processes_of(UUID(launched["id"])))
 
 
+@pytest.mark.trial
 async def test_a_server_outlives_its_worker_and_not_its_launch(
     launching_settings: Settings, tmp_path: Path
 ) -> None:
@@ -178,6 +179,7 @@ async def test_adapters_that_cannot_be_served(launching: Service, tmp_path: Path
 
 
 @pytest.mark.parametrize("place", ["directory", "cache"])
+@pytest.mark.trial
 async def test_an_encoder_decoder_is_refused_before_its_job(
     launching: Service, tmp_path: Path, place: str
 ) -> None:
@@ -223,6 +225,7 @@ async def test_names_are_taken_while_a_launch_is_open(launching: Service) -> Non
     assert_problem(gone, 404, "not_found")
 
 
+@pytest.mark.trial
 async def test_a_stop_before_the_submission_leaves_nothing(
     launching_settings: Settings, tmp_path: Path
 ) -> None:
@@ -292,6 +295,7 @@ def command(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess
     )  # fmt: skip
 
 
+@pytest.mark.trial
 def test_the_command_line(launching_settings: Settings) -> None:
     settings = launching_settings
     shown = command(settings, "create", "one", SCRIPTED, "--profile", "silent", "--dry-run")
@@ -385,6 +389,7 @@ def write_entry(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["relative", "other"])
+@pytest.mark.trial
 async def test_an_entry_with_a_relative_path_takes_any_name(
     launching: Service, tmp_path: Path, name: str
 ) -> None:
