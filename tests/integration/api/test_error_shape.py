@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests.conftest import Service
 from tests.integration.support import UNKNOWN_ID, assert_refusal
 

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from app.cli.up.postgres import _binaries
 from app.core.settings import Settings
 from tests.conftest import ROOT, Service, run_service, short_lease
