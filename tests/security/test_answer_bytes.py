@@ -196,6 +196,7 @@ async def test_pages_end_by_bytes_and_link_on(
     assert all(len(row.get("content") or row["result"]) == LONG for page in found for row in page)
 
 
+@pytest.mark.trial
 async def test_pages_of_compressed_messages_end_by_bytes(
     api: Service, connection: asyncpg.Connection
 ) -> None:

@@ -137,6 +137,7 @@ class Text:
     """An item, which weak references may follow."""
 
 
+@pytest.mark.trial
 async def test_a_failed_statement_leaves_no_text_for_the_garbage_collector(bench: Bench) -> None:
     """Collections are rare: with the service's settings, minutes may pass until one frees a cycle."""
 

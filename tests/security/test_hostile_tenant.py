@@ -11,6 +11,7 @@ from tests.security.hostile.run import Options, run
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.trial
 async def test_a_polite_team_beside_a_hostile_one(
     postgres_server: PostgresServer, database_name: str, triton: EmbeddedTriton, tmp_path: Path
 ) -> None:

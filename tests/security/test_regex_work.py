@@ -227,6 +227,7 @@ def test_all_expressions_are_found() -> None:
 
 
 @pytest.mark.parametrize("pattern", [r"\[[A-Z_]*\]?[A-Za-z0-9]*\s*\Z", r"\d+\d*x"])
+@pytest.mark.trial
 def test_a_quadratic_expression_is_found(pattern: str) -> None:
     with pytest.raises(AssertionError, match="characters of"):
         assert_linear(Expression("here:1", re.compile(pattern), "match"))

@@ -128,6 +128,7 @@ class Open(EmbeddedTriton):
         return [*options, "--http-address=127.0.0.1", f"--http-port={self.http_port}"]
 
 
+@pytest.mark.trial
 async def test_an_open_server_works_as_before_and_doctor_warns_of_it(
     postgres_server: PostgresServer, database_name: str, tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ async def test_an_open_server_works_as_before_and_doctor_warns_of_it(
     assert {one.level for one in findings} == {Level.WARN}
 
 
+@pytest.mark.trial
 async def test_a_launched_server_has_a_secret_that_nothing_shows(
     settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,6 +29,7 @@ def here(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
     return [(0, 0, 0, "", ("127.0.0.1", port))]
 
 
+@pytest.mark.trial
 async def test_names_without_end_leave_places_to_other_teams(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
@@ -43,6 +44,7 @@ async def test_names_without_end_leave_places_to_other_teams(
                 assert (await until_ended(connection, result, 60))["state"] == "delivered"
 
 
+@pytest.mark.trial
 async def test_further_teams_leave_places_too(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
@@ -58,6 +60,7 @@ async def test_further_teams_leave_places_too(
             assert (await until_ended(connection, result, 60))["state"] == "delivered"
 
 
+@pytest.mark.trial
 async def test_calls_of_others_to_a_receiver_leave_it_to_its_own_team(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:

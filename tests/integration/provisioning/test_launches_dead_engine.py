@@ -128,6 +128,7 @@ async def test_a_dead_engine_without_a_supervisor_is_reloaded(
     await stop(launching, launch_id)
 
 
+@pytest.mark.trial
 async def test_an_engine_that_stays_dead_ends_its_job(launching: Service, tmp_path: Path) -> None:
     launch_id = await launch_mortal(launching, tmp_path, "True", start_minutes=0.25)
     ended = await until_state(launching, launch_id, "failed", seconds=90)

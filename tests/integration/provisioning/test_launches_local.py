@@ -405,6 +405,7 @@ async def test_an_entry_with_a_relative_path_takes_any_name(
     await stop(launching, accepted["id"])
 
 
+@pytest.mark.trial
 async def test_the_reason_names_the_error_not_the_end_of_its_trace(
     launching: Service, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ async def test_a_token_for_loopback_passes_no_proxy(
     assert content_of(tmp_path) == SERVED
 
 
+@pytest.mark.trial
 async def test_the_cache_is_as_huggingface_hub_writes_it(
     hub: HuggingFaceHub, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ async def test_faults_are_survived(fault: str, hub: HuggingFaceHub, tmp_path: Pa
         assert hub.sent["model-00001-of-00002.safetensors"] == len(WEIGHTS)
 
 
+@pytest.mark.trial
 async def test_a_busy_hub_is_asked_again(hub: HuggingFaceHub, tmp_path: Path) -> None:
     hub.faults = lambda name, number: "502" if name == "listing" and number < 3 else ""
     with hub.run() as endpoint:
@@ -278,6 +280,7 @@ async def test_what_cannot_be_downloaded(hub: HuggingFaceHub, tmp_path: Path) ->
         await downloaded(tmp_path, endpoint, members='python = "/no/python"\n')
 
 
+@pytest.mark.trial
 async def test_a_gated_model_names_what_to_do(hub: HuggingFaceHub, tmp_path: Path) -> None:
     hub.tokens, hub.known_tokens = {TOKEN}, {"hf_another"}
     with hub.run() as endpoint:
@@ -420,6 +423,7 @@ def files_with(secret: bytes, place: Path) -> list[Path]:
     return [file for file in place.rglob("*") if file.is_file() and secret in file.read_bytes()]
 
 
+@pytest.mark.trial
 async def test_the_token_is_in_no_argument_variable_or_file(
     hub: HuggingFaceHub, remote: Path
 ) -> None:
@@ -450,6 +454,7 @@ async def test_the_token_is_in_no_argument_variable_or_file(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.trial
 async def test_an_ended_command_ends_the_download_on_the_host(
     number: signal.Signals, hub: HuggingFaceHub, remote: Path
 ) -> None:
@@ -477,6 +482,7 @@ async def test_an_ended_command_ends_the_download_on_the_host(
 # --- The stored token --------------------------------------------------------------------------------
 
 
+@pytest.mark.trial
 def test_the_token_is_sealed(tmp_path: Path) -> None:
     profile_of(tmp_path)
     stored = launch(tmp_path, "token", "set", text=f" {TOKEN}\n")
@@ -527,6 +533,7 @@ def test_a_token_that_cannot_be_sealed_is_not_stored(
     assert not list(tmp_path.rglob("token"))
 
 
+@pytest.mark.trial
 def test_the_command_line_on_this_machine(hub: HuggingFaceHub, tmp_path: Path) -> None:
     profile_of(tmp_path)
     with hub.run() as endpoint:

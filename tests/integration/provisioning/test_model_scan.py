@@ -136,6 +136,7 @@ def command(settings: Settings, place: Path, *arguments: str) -> "subprocess.Com
     )  # fmt: skip
 
 
+@pytest.mark.trial
 def test_the_command_line(settings: Settings, place: Path) -> None:
     profile_of(place)
     catalogue = place / "catalogue.toml"

@@ -127,6 +127,7 @@ async def test_a_nul_that_is_stored_as_another_character_is_continued(one: Servi
     assert result["continued"] == 1
 
 
+@pytest.mark.trial
 async def test_a_text_that_loses_its_engine_at_once_is_dropped(one: Service) -> None:
     """Two attempts to continue it are lost before their first token; the third starts over."""
     result = await finish(one, losing(5, once=""))
@@ -169,6 +170,7 @@ async def test_a_stopping_worker_hands_its_text_to_the_next(
 
 
 @short_lease
+@pytest.mark.trial
 async def test_the_stored_text_of_a_killed_worker_is_continued(
     elsewhere: Service, settings: Settings, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
@@ -203,6 +205,7 @@ async def test_the_stored_text_of_a_killed_worker_is_continued(
 
 
 @pytest.mark.parametrize("side", ["one", "elsewhere"])
+@pytest.mark.trial
 async def test_a_readers_stream_goes_on_across_the_loss(
     one: Service, elsewhere: Service, side: str
 ) -> None:
@@ -238,6 +241,7 @@ async def test_a_position_of_a_lost_attempt_is_good_when_all_is_over(
 
 
 @pytest.mark.parametrize("side", ["one", "elsewhere"])
+@pytest.mark.trial
 async def test_a_reader_that_knows_more_than_was_kept_drops_the_rest(
     one: Service, elsewhere: Service, connection: asyncpg.Connection, side: str
 ) -> None:
@@ -395,6 +399,7 @@ async def start_over(service: Service, connection: asyncpg.Connection, result_id
     assert await has_no_chunks(connection)
 
 
+@pytest.mark.trial
 async def test_a_model_without_the_inputs_starts_over(
     settings: Settings, connection: asyncpg.Connection, waiting: dict[str, Any], changing: Changing
 ) -> None:
@@ -404,6 +409,7 @@ async def test_a_model_without_the_inputs_starts_over(
         await start_over(service, connection, waiting["id"])
 
 
+@pytest.mark.trial
 async def test_text_is_continued_as_a_prompt_where_that_is_allowed(
     settings: Settings, waiting: dict[str, Any], changing: Changing
 ) -> None:
@@ -426,6 +432,7 @@ async def test_text_is_continued_as_a_prompt_where_that_is_allowed(
     assert words(result["result"][:done]) + words(rest) == 65
 
 
+@pytest.mark.trial
 async def test_a_model_that_loses_the_inputs_fails_nothing(changing: Changing) -> None:
     """A reload, of which the client gets no notice: the request is refused, and sent again."""
     await changing.take_ids(takes=True)
@@ -443,6 +450,7 @@ async def test_a_model_that_loses_the_inputs_fails_nothing(changing: Changing) -
             )
 
 
+@pytest.mark.trial
 async def test_an_engine_that_is_killed_in_mid_text_is_continued_by_the_next(
     settings: Settings, connection: asyncpg.Connection, changing: Changing
 ) -> None:

@@ -301,6 +301,7 @@ async def test_slots_are_kept(settings: Settings, connection: asyncpg.Connection
 
 
 @short_lease
+@pytest.mark.trial
 async def test_a_lost_confirmation_is_rescued_by_its_heartbeat(
     service: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

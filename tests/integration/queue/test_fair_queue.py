@@ -94,6 +94,7 @@ async def test_within_a_team_the_oldest_goes_first_and_priority_before_all(bench
     assert claimed == [*urgent, *first, *late]
 
 
+@pytest.mark.trial
 async def test_a_cancelled_backlog_leaves_no_penalty(bench: Bench) -> None:
     await add(bench, "a", 10_000)
     await add(bench, "b", 5)

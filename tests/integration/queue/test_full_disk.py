@@ -121,6 +121,7 @@ async def disk(tmp_path: Path, triton: EmbeddedTriton) -> AsyncIterator[Disk]:
             await postgres.stop()
 
 
+@pytest.mark.trial
 async def test_writes_are_refused_reads_go_on_and_nothing_is_lost(disk: Disk) -> None:
     async with run_service(disk.settings, with_worker=True) as service:
         client = service.client

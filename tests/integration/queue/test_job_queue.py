@@ -989,6 +989,7 @@ async def test_a_text_that_did_not_complete_is_not_attributed(bench: Bench) -> N
     assert not await bench.connection.fetchval("SELECT true FROM results WHERE id=$1", identifier)
 
 
+@pytest.mark.trial
 async def test_a_text_is_attributed_or_its_context_deleted_without_a_deadlock(
     bench: Bench, queue_settings: Settings
 ) -> None:

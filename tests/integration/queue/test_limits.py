@@ -193,6 +193,7 @@ async def test_synchronous_waits_obey_the_running_limit(settings: Settings) -> N
             assert ended <= started
 
 
+@pytest.mark.trial
 async def test_a_single_result_starts_within_two_service_times_of_a_full_queue(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
@@ -239,6 +240,7 @@ async def test_priority_above_the_tokens_is_refused(service: Service) -> None:
     assert Principal("t", frozenset({"use"})).max_priority == 0
 
 
+@pytest.mark.trial
 async def test_the_command_line_sets_lists_and_unsets(
     service: Service, settings: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:

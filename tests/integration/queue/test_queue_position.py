@@ -152,6 +152,7 @@ async def test_running_and_ended_results(service: Service) -> None:
     assert "retry-after" not in answer.headers
 
 
+@pytest.mark.trial
 async def test_a_worker_tells_what_it_finishes(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:

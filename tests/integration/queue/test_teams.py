@@ -291,6 +291,7 @@ async def operations(service: Service) -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
+@pytest.mark.trial
 async def test_every_route_with_another_teams_ids(
     both: Service, red: Rows, connection: asyncpg.Connection
 ) -> None:
@@ -322,6 +323,7 @@ async def test_every_route_with_another_teams_ids(
     assert [row[0] for row in await connection.fetch(SNAPSHOT)] == before
 
 
+@pytest.mark.trial
 async def test_every_route_without_ids(
     both: Service, red: Rows, connection: asyncpg.Connection
 ) -> None:

@@ -288,6 +288,7 @@ async def test_each_threshold_is_one_signed_message_and_a_failed_call_is_repeate
     }  # fmt: skip
 
 
+@pytest.mark.trial
 async def test_a_service_with_a_worker_counts_refuses_and_calls_by_itself(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:

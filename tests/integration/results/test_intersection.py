@@ -88,6 +88,7 @@ def expected(rows: list[dict[str, Any]], narrowed: ResultFilter) -> list[UUID]:
     ]
 
 
+@pytest.mark.trial
 async def test_pages_and_exports_of_any_filters_are_the_rows_that_match_all(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ async def test_one_process_walks_over_older_results_at_a_time(
     assert set(await found(connection, "text")) == {*older, *new}
 
 
+@pytest.mark.trial
 async def test_killed_processes_lose_and_double_nothing(
     digest: ResultIndexer, connection: asyncpg.Connection, settings: Settings
 ) -> None:

@@ -120,6 +120,7 @@ async def test_send_a_saved_context_again_and_again(service: Service) -> None:
     assert len(listed.json()) == 4
 
 
+@pytest.mark.trial
 async def test_a_thousand_at_once(service: Service) -> None:
     items = [{"model": "scripted", "content": f"{n} {{{{chunks=2}}}}"} for n in range(1000)]
     answer = await service.client.post("/results/", json=items)
@@ -243,6 +244,7 @@ async def test_cancel_of_a_running_result_stops_the_engine(service: Service, pat
     assert await read(service, accepted["id"]) == result
 
 
+@pytest.mark.trial
 async def test_cancel_without_a_worker_is_accepted_only(
     api: Service, connection: asyncpg.Connection
 ) -> None:
@@ -509,6 +511,7 @@ async def test_a_queued_result_past_its_deadline_fails(api: Service) -> None:
     assert result["attempt"] == 0
 
 
+@pytest.mark.trial
 async def test_a_running_result_past_its_deadline_keeps_its_text(service: Service) -> None:
     accepted = await send(service, SLOW, deadline_seconds=3.0)
     result = await read(service, accepted["id"], wait=20)

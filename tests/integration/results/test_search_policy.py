@@ -51,6 +51,7 @@ async def test_words_are_indexed_by_the_setting_and_by_the_team(
 
 
 @pytest.mark.parametrize("path", ["/results/?q=text", "/results/export?q=text"])
+@pytest.mark.trial
 async def test_a_search_without_words_names_what_turns_it_on(
     api: Service, settings: Settings, connection: asyncpg.Connection, path: str
 ) -> None:
@@ -71,6 +72,7 @@ async def test_a_search_without_words_names_what_turns_it_on(
     assert str(result_id) in (await api.client.get(path)).text
 
 
+@pytest.mark.trial
 async def test_the_values_of_teams_are_listed(
     settings: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:

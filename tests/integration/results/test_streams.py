@@ -47,6 +47,7 @@ def script(chunks: int, delay: float = 0.01) -> str:
     return f"{{{{chunks={chunks} delay_ms={delay * 1000:.0f}}}}} go"
 
 
+@pytest.mark.trial
 async def test_live(one: Service) -> None:
     sent = await send(one, script(150, 0.02))
     reader = Reader()
@@ -59,6 +60,7 @@ async def test_live(one: Service) -> None:
     assert reader.position == f"1:{len(reader.text) + 1}"
 
 
+@pytest.mark.trial
 async def test_from_another_process(service: Service, reader_side: Service) -> None:
     sent = await send(service, script(120, 0.03))
     reader = Reader()
@@ -68,6 +70,7 @@ async def test_from_another_process(service: Service, reader_side: Service) -> N
     assert reader.deltas >= 15, "it came with the flushes, not with the deltas"
 
 
+@pytest.mark.trial
 async def test_readers_elsewhere_get_the_text_in_notifications(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
@@ -101,6 +104,7 @@ async def test_readers_elsewhere_get_the_text_in_notifications(
     assert second.deltas < first.deltas
 
 
+@pytest.mark.trial
 async def test_unwatched_results_cost_no_notification(
     service: Service, reader_side: Service, connection: asyncpg.Connection
 ) -> None:
@@ -290,6 +294,7 @@ async def test_keep_alive(settings: Settings) -> None:
         assert heard == [": keep-alive", ": keep-alive"]
 
 
+@pytest.mark.trial
 async def test_a_stopping_process_ends_its_streams(settings: Settings, service: Service) -> None:
     sent = await send(service, script(300, 0.02))
     reader = Reader()
@@ -334,6 +339,7 @@ async def test_tickets(one: Service, connection: asyncpg.Connection) -> None:
     assert_problem(await one.client.post(f"/results/{UNKNOWN_ID}/stream-ticket"), 404, "not_found")
 
 
+@pytest.mark.trial
 async def test_an_outage_of_the_database_cuts_no_stream(
     service: Service, reader_side: Service, connection: asyncpg.Connection
 ) -> None:
@@ -353,6 +359,7 @@ async def test_an_outage_of_the_database_cuts_no_stream(
     assert (await read(service, sent["id"]))["state"] == "completed"
 
 
+@pytest.mark.trial
 async def test_new_streams_do_not_silence_an_old_one(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +437,7 @@ async def test_a_result_that_moves_to_another_process_is_announced(
 
 
 @pytest.mark.parametrize("with_worker", [True, False])
+@pytest.mark.trial
 async def test_opened_in_the_moment_of_completion(settings: Settings, *, with_worker: bool) -> None:
     """Hundreds of streams, opened about when their results end: none misses the end."""
     async with serve(settings, with_worker=True) as near, serve(settings) as far:

@@ -168,6 +168,7 @@ def _stopped_sending() -> Iterator[None]:
         yield
 
 
+@pytest.mark.trial
 async def test_a_full_queue_is_waited_for(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ async def test_a_full_queue_is_waited_for(
         assert {one["status"] for one in await visitor.results(path)} == {"completed"}
 
 
+@pytest.mark.trial
 async def test_stop_and_retry(settings: Settings) -> None:
     content = b"id,prompt\n" + b"".join(
         b"r%d,{{delay_ms=100 chunks=600}}\n" % number for number in range(6)
@@ -220,6 +222,7 @@ async def test_stop_and_retry(settings: Settings) -> None:
         assert (await visitor.http.get(path)).status_code == 404
 
 
+@pytest.mark.trial
 async def test_many_failed_rows_are_retried_behind_the_response(settings: Settings) -> None:
     content = b"prompt\n" + b"{{fail_at=1}}\n" * 450
     async with visit(settings) as visitor:

@@ -32,6 +32,7 @@ async def visit(settings: Settings) -> AsyncIterator[tuple[Service, httpx.AsyncC
             yield service, http
 
 
+@pytest.mark.trial
 async def test_pages_of_results_of_all_kinds(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +69,7 @@ async def test_pages_of_results_of_all_kinds(
         assert "too large to be shown" in part.text
 
 
+@pytest.mark.trial
 async def test_a_browser_that_leaves_holds_nothing(settings: Settings) -> None:
     async with serve(settings, with_worker=True) as service:
         body = {"model": "scripted", "content": "{{delay_ms=100 chunks=500}}"}

@@ -399,6 +399,7 @@ async def test_certificates_are_those_of_the_name(
 # --- who delivers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.trial
 async def test_five_hundred_at_once_to_two_deliverers(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:

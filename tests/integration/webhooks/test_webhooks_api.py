@@ -126,6 +126,7 @@ async def test_expired_results_owe_one_delivery_each(
 
 
 @short_lease
+@pytest.mark.trial
 async def test_results_of_a_lost_worker_owe_one_delivery_when_they_end(
     api: Service, connection: asyncpg.Connection
 ) -> None:
@@ -396,6 +397,7 @@ async def came(receiver: Receiver, count: int) -> None:
     await until(are_there, seconds=30)
 
 
+@pytest.mark.trial
 async def test_a_delivery_whose_process_is_killed_is_told_again_under_the_same_id(
     api: Service, settings: Settings, connection: asyncpg.Connection
 ) -> None:

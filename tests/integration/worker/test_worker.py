@@ -58,6 +58,7 @@ async def test_a_stopping_worker_finishes_what_fits(
 
 
 @short_lease
+@pytest.mark.trial
 async def test_a_worker_declared_dead_comes_back_under_a_new_id(
     service: Service, connection: asyncpg.Connection
 ) -> None:
@@ -78,6 +79,7 @@ async def test_a_worker_declared_dead_comes_back_under_a_new_id(
 
 
 @short_lease
+@pytest.mark.trial
 async def test_a_claim_whose_answer_was_lost_is_handed_back(
     service: Service, connection: asyncpg.Connection
 ) -> None:
@@ -131,6 +133,7 @@ async def test_connections_killed_all_the_time_lose_nothing(
 
 
 @short_lease
+@pytest.mark.trial
 async def test_a_lost_workers_results_are_rescued(
     api: Service, settings: Settings, connection: asyncpg.Connection
 ) -> None:
@@ -155,6 +158,7 @@ async def test_a_lost_workers_results_are_rescued(
     assert history[0]["error"]["code"] == "worker_lost"
 
 
+@pytest.mark.trial
 async def test_a_suspect_runs_although_the_queue_is_never_silent(
     service: Service, connection: asyncpg.Connection
 ) -> None:
@@ -178,6 +182,7 @@ async def test_a_suspect_runs_although_the_queue_is_never_silent(
     assert result["state"] == "completed"
 
 
+@pytest.mark.trial
 async def test_a_request_that_loses_its_engine_each_time_leaves_the_others_alone(
     service: Service,
 ) -> None:

@@ -44,6 +44,7 @@ async def until_begun(service: Service, result_id: str) -> RunningAttempt:
     return found
 
 
+@pytest.mark.trial
 async def test_the_text_of_a_result_is_joined_until_a_stream_reads_it(joining: Service) -> None:
     unread = await until_begun(joining, (await send(joining, ENDLESS, parameters=MANY))["id"])
     first = unread.completion_tokens
@@ -88,6 +89,7 @@ async def test_results_on_a_model_share_a_session(joining: Service) -> None:
     assert next(session._numbers) >= 11  # a probe is one more, where the machine pauses
 
 
+@pytest.mark.trial
 async def test_a_model_with_an_idle_session_is_unloaded_and_loaded_again(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +116,7 @@ async def test_a_model_with_an_idle_session_is_unloaded_and_loaded_again(
     assert server.client._sessions["scripted"] is not session
 
 
+@pytest.mark.trial
 async def test_a_model_is_unloaded_after_the_last_result_of_its_session(one: Service) -> None:
     """A stream reads it, in more responses than a model sends without an acknowledgement.
 

@@ -103,6 +103,7 @@ def test_each_address_has_its_turn(runner: asyncio.Runner) -> None:
     assert runner.run(work()) == [STORM, OTHER] * 6
 
 
+@pytest.mark.trial
 def test_bytes_go_both_ways_and_an_end_frees_the_descriptor(runner: asyncio.Runner) -> None:
     async def work() -> tuple[bytes, int]:
         async with accepting() as (server, begun):

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 
+import pytest
 import uvicorn
 import uvloop
 from starlette.applications import Starlette
@@ -13,6 +14,7 @@ from tests.integration.support import until
 CONNECTIONS = 320
 
 
+@pytest.mark.trial
 def test_many_connections_are_accepted_in_few_rounds() -> None:
     """A client that connects behind hundreds of others waits for few rounds of the event loop."""
     rounds = uvloop.run(_rounds_until_all_are_accepted())

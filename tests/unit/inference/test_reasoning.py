@@ -192,6 +192,7 @@ USES = [ReasoningUse(one, is_open) for one in ReasoningFormat for is_open in (Fa
     st.sampled_from([*USES, ReasoningUse(THINK, is_open=True, ends=("<tool_call>",))]),
 )
 @example("<|channel|>" + "x" * 1200 + "<|message|>a", [1], ReasoningUse(HARMONY))
+@pytest.mark.trial
 def test_the_cuts_change_nothing(text: str, sizes: list[int], use: ReasoningUse) -> None:
     assert read_in_pieces(new_reader(use), text, sizes) == read_whole(new_reader(use), text)
 

@@ -162,6 +162,7 @@ def test_verdicts_are_kept_until_the_definition_changes(tmp_path: Path) -> None:
     assert [results.get(one) for one in changed] == [None] * 3
 
 
+@pytest.mark.trial
 def test_equivalent_mutants_exist() -> None:
     names = read_equivalents()
     files = {name.partition(":")[0] for name in names}

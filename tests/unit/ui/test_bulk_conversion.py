@@ -112,6 +112,7 @@ def large_table(rows: int) -> bytes:
     return b"id,prompt\r\n" + "".join(lines).encode()
 
 
+@pytest.mark.trial
 async def test_a_large_file() -> None:
     """Every line of 200,000 arrives, in its order."""
     done, kept = keep(io.BytesIO(large_table(LARGE)), id="id")
@@ -123,6 +124,7 @@ async def test_a_large_file() -> None:
     assert number == LARGE
 
 
+@pytest.mark.trial
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     peaks = []
     for rows in (15_000, 30_000):

@@ -25,6 +25,7 @@ from tests.unit.auth.test_jwt import sign
 __all__ = ["guarded"]
 
 
+@pytest.mark.trial
 async def test_a_cancelled_job_ends_its_rows(service: Service) -> None:
     job, other = await new_job(service), await new_job(service)
     slow = "{{chunks=200 delay_ms=100}}"
@@ -47,6 +48,7 @@ async def test_a_cancelled_job_ends_its_rows(service: Service) -> None:
     await service.client.post(f"/results/{beside[0]['id']}/cancel")
 
 
+@pytest.mark.trial
 async def test_a_large_job_is_cancelled_beside_others(
     api: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +104,7 @@ async def test_a_retry_that_is_repeated_after_its_rows_have_failed_again(service
     assert (await act(service, job, "retry", until=again["last_place"]))["retried"] == 1
 
 
+@pytest.mark.trial
 async def test_retries_come_in_batches_and_by_code(api: Service) -> None:
     job = await new_job(api)
     await send_rows(api, [row(job, str(place)) for place in range(25)])

@@ -3,6 +3,7 @@
 from typing import Any
 
 import asyncpg
+import pytest
 
 from app.core.settings import Settings
 from tests.conftest import Service
@@ -22,6 +23,7 @@ UPDATE jobs j SET id = m.older, closed_at = closed_at - interval '2 days',
 """
 
 
+@pytest.mark.trial
 async def test_jobs_are_deleted_after_their_end(
     api: Service, settings: Settings, connection: asyncpg.Connection
 ) -> None:

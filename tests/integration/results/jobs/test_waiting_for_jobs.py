@@ -38,6 +38,7 @@ async def wait_for(service: Service, job: dict[str, Any], seconds: float) -> dic
     return read
 
 
+@pytest.mark.trial
 async def test_the_end_is_notified(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await new_job(service)
     await send_rows(service, [row(job, "a", "{{delay_ms=500 chunks=3}}")])
@@ -69,6 +70,7 @@ async def test_a_second_end_after_a_retry(service: Service) -> None:
     assert (again["state"], again["ended_at"] > first["ended_at"]) == ("ended", True)
 
 
+@pytest.mark.trial
 async def test_very_many_ends_at_once_wake_all(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
