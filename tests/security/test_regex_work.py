@@ -215,6 +215,7 @@ FOUND = list(expressions())
 
 
 @pytest.mark.parametrize("one", FOUND, ids=lambda one: f"{one.place}-{one.use}")
+@pytest.mark.slow("a pattern of many pieces has hundreds of inputs")
 def test_a_regular_expression_takes_linear_time(one: Expression) -> None:
     assert_linear(one)
 

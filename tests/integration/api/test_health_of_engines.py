@@ -91,6 +91,7 @@ async def test_health_follows_the_model(service: Service, mortal: MortalTriton) 
     await until_health_is(service, 200)
 
 
+@pytest.mark.trial
 async def test_an_ill_service_answers_in_the_shape_of_each_path(
     service: Service, mortal: MortalTriton
 ) -> None:

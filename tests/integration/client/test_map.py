@@ -200,6 +200,7 @@ async def test_errors_before_anything_is_sent(one: Service, tmp_path: Path) -> N
     await blocking(one, work)
 
 
+@pytest.mark.trial
 async def test_failed_rows_are_retried(one: Service, tmp_path: Path) -> None:
     rows = [{"topic": "{{chunks=3 fail_at=1}}" if i % 10 == 0 else f"t{i}"} for i in range(50)]
     out = tmp_path / "answers.jsonl"

@@ -130,6 +130,7 @@ def replace_removed(engine: ReducedEngine) -> Declaration:
     return replace(engine.declaration, removed_paths=())
 
 
+@pytest.mark.trial
 def test_next_tokens(case: Case) -> None:
     for needle in case.needles(60, seed=2):
         assert case.engine.ntd(needle, ALL) == case.clean.ntd(needle, ALL)
@@ -168,6 +169,7 @@ def _texts(documents: Sequence[Document]) -> Counter[tuple[Any, ...]]:
     )
 
 
+@pytest.mark.trial
 def test_pages_of_documents(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reduced_engine, "_READ_TOGETHER", 3)
     for needle in case.needles(15, seed=4):
@@ -235,6 +237,7 @@ def test_places_of_clauses_are_in_remaining_documents(case: Case) -> None:
 
 @pytest.mark.parametrize("partial", [True, False])
 @pytest.mark.parametrize("delimiters", [[], [".", "self"]])
+@pytest.mark.trial
 def test_an_attribution_is_that_by_brute_force(
     case: Case, partial: bool, delimiters: list[str]
 ) -> None:
