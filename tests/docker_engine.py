@@ -7,6 +7,7 @@ that no image is downloaded. Needs root, and Debian's packages docker.io, docker
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -80,6 +81,7 @@ class DockerEngine:
 @contextlib.contextmanager
 def start_docker() -> Iterator[DockerEngine]:
     """An engine for as long as the context lasts. Its directory has a short path: sockets need one."""
+    _remove_lost_bridges()
     directory = Path(tempfile.mkdtemp(prefix="docker-"))
     engine = DockerEngine(directory)
     command = [
@@ -102,6 +104,29 @@ def start_docker() -> Iterator[DockerEngine]:
         namespace = directory / "exec" / "netns" / "default"
         subprocess.run(["umount", namespace], capture_output=True, check=False)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_lost_bridges() -> None:
+    """Remove the bridges of engines that were killed.
+
+    A network of the same addresses would be made beside them, and the packets to its containers
+    would go to the lost one. An engine that is started again makes its own bridges anew.
+    """
+    commands = Path("/proc").glob("[0-9]*/comm")
+    if any(_text(command) == "dockerd\n" for command in commands):
+        return
+    for bridge in Path("/sys/class/net").glob("br-*/bridge"):
+        name = bridge.parent.name
+        if re.fullmatch("br-[0-9a-f]{12}", name):
+            subprocess.run(["ip", "link", "delete", name], check=True)
+
+
+def _text(file: Path) -> str:
+    """Return what a file of a process says; nothing if the process has just ended."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
 
 
 def _wait_for(engine: DockerEngine) -> None:
