@@ -23,7 +23,8 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from app.core.database import Database
 from app.core.settings import Settings
-from tests.conftest import connect, make_settings, own_database
+from tests.conftest import connect, make_settings
+from tests.database_copies import DatabaseCopies
 from tests.hangs import places_of
 from tests.integration.queue.queue_bench import MAX_ATTEMPTS, Bench
 from tests.postgres import PostgresServer
@@ -60,14 +61,14 @@ class DatabaseMachine(RuleBasedStateMachine):
 
 @contextlib.contextmanager
 def loop_and_bench(
-    server: PostgresServer, template: str, *, max_attempts: int = MAX_ATTEMPTS
+    server: PostgresServer, copies: DatabaseCopies, *, max_attempts: int = MAX_ATTEMPTS
 ) -> Iterator[tuple[asyncio.AbstractEventLoop, Bench]]:
     """An event loop, and a bench on a database of its own."""
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
 
         async def begin() -> Bench:
-            name = await stack.enter_async_context(own_database(server, template))
+            name = await stack.enter_async_context(copies.one())
             settings: Settings = make_settings(server, name, max_attempts=max_attempts)
             database = await stack.enter_async_context(Database(settings, "test"))
             connection = await connect(settings)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from app.core import metrics, pooler
+from app.core import array_types, metrics, pooler
 from app.core.errors import DatabaseFullError, DatabaseUnavailableError
 from app.core.fair_share import connection_of_team
 from app.core.primary import SERVER_DOWN, Primary
@@ -89,6 +89,7 @@ class Database:
     async def __aenter__(self) -> "Database":
         self._pool = await asyncpg.create_pool(
             **(self._pooler_arguments() if self._settings.has_pooler else self._arguments()),
+            connection_class=array_types.Connection,
             connect=self._connect_pooler if self._settings.has_pooler else self._primary.connect,
             init=self._slow.watch,
             min_size=0,  # the service starts, and reports it, while the database is unavailable

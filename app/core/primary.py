@@ -5,6 +5,8 @@ from typing import Any
 
 import asyncpg
 
+from app.core.array_types import Connection
+
 _CONNECT_SECONDS = 5.0  # for all servers together
 
 # The server reported that it is down or shutting down: no process can take a lease meanwhile.
@@ -65,6 +67,6 @@ class Primary:
             port=port,
             timeout=_CONNECT_SECONDS / len(self._addresses),
             target_session_attrs=kind,
-            **arguments,
+            **({"connection_class": Connection} | arguments),
         )
         return connection

@@ -23,6 +23,7 @@ from app.batches.rows import Batch, NewBatch
 from app.core.errors import ConflictError
 from app.core.ids import new_id
 from app.queue.finish import AttemptOutcome
+from tests.database_copies import DatabaseCopies
 from tests.integration.batches.pausing_process import UNLIMITED, Process, open_processes
 from tests.integration.queue.queue_bench import MODEL, REFUSED, ended
 from tests.machines import DatabaseMachine, check_machine, loop_and_bench
@@ -244,12 +245,14 @@ class BatchMachine(DatabaseMachine):
 
 @pytest.fixture
 def machine(
-    postgres_server: PostgresServer, template: str, monkeypatch: pytest.MonkeyPatch
+    postgres_server: PostgresServer,
+    database_copies: DatabaseCopies,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[type[BatchMachine]]:
     monkeypatch.setattr(feed_module, "_POLL_SECONDS", 0.0)  # rules begin the steps
     monkeypatch.setattr(feed_module, "_GATHER_SECONDS", 0.0)
     with (
-        loop_and_bench(postgres_server, template) as (loop, bench),
+        loop_and_bench(postgres_server, database_copies) as (loop, bench),
         open_processes(loop, bench) as processes,
     ):
         BatchMachine.loop, BatchMachine.bench, BatchMachine.processes = loop, bench, processes

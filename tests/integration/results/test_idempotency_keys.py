@@ -24,6 +24,7 @@ from app.results.drafts import GroupRequest, Prompt
 from app.results.replays import Replayed
 from app.results.requests import ResultCreate, SendOptions
 from app.results.submission import Accepted, SubmissionOutcome
+from tests.database_copies import DatabaseCopies
 from tests.integration.queue.queue_bench import MODEL
 from tests.machines import DatabaseMachine, check_machine, loop_and_bench
 from tests.postgres import PostgresServer
@@ -212,9 +213,9 @@ class KeyMachine(DatabaseMachine):
 @pytest.mark.slow("draws sequences of all events; `make soak` draws FUZZ times as many")
 @pytest.mark.soak
 def test_a_key_names_one_request_and_its_results(
-    postgres_server: PostgresServer, template: str
+    postgres_server: PostgresServer, database_copies: DatabaseCopies
 ) -> None:
-    with loop_and_bench(postgres_server, template) as (loop, bench):
+    with loop_and_bench(postgres_server, database_copies) as (loop, bench):
 
         async def open_services() -> Services:
             pool = ServerPool(bench.database, bench.settings)

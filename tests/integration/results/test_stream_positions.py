@@ -32,6 +32,7 @@ from app.results.streams.result_reader import (
 )
 from app.worker.backends.triton_backend import Generation, TritonBackend
 from tests.claims import claim_all
+from tests.database_copies import DatabaseCopies
 from tests.integration.queue.queue_bench import LOST
 from tests.machines import DatabaseMachine, check_machine, loop_and_bench
 from tests.postgres import PostgresServer
@@ -323,8 +324,8 @@ class StreamMachine(DatabaseMachine):
 @pytest.mark.slow("draws sequences of all events; `make soak` draws FUZZ times as many")
 @pytest.mark.soak
 def test_a_reader_at_any_position_gets_the_whole_text_once(
-    postgres_server: PostgresServer, template: str
+    postgres_server: PostgresServer, database_copies: DatabaseCopies
 ) -> None:
-    with loop_and_bench(postgres_server, template, max_attempts=5) as (loop, bench):
+    with loop_and_bench(postgres_server, database_copies, max_attempts=5) as (loop, bench):
         StreamMachine.loop, StreamMachine.bench = loop, bench
         check_machine(StreamMachine, examples=70, steps=15)

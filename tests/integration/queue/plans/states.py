@@ -8,7 +8,8 @@ from functools import partial
 import asyncpg
 
 from app.queue.job_queue import JobQueue
-from tests.conftest import connect, make_settings, own_database
+from tests.conftest import connect, make_settings
+from tests.database_copies import own_database
 from tests.integration.queue.plans.explaining import ExplainingDatabase
 from tests.integration.queue.plans.full_queue import (
     TABLES,

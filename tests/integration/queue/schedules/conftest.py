@@ -6,7 +6,8 @@ import pytest
 import pytest_asyncio
 
 from app.core.database import Database
-from tests.conftest import make_settings, own_database
+from tests.conftest import make_settings
+from tests.database_copies import own_database
 from tests.integration.queue.queue_bench import MAX_ATTEMPTS, Bench
 from tests.integration.queue.schedules.checks import Schedules, open_schedules
 from tests.integration.queue.schedules.scheduler import Process
