@@ -110,7 +110,7 @@ def _remove_lost_bridges() -> None:
     """Remove the bridges of engines that were killed.
 
     A network of the same addresses would be made beside them, and the packets to its containers
-    would go to the lost one. An engine that is started again makes its own bridges anew.
+    would go to the lost one. An engine that is started again makes its own bridges again.
     """
     commands = Path("/proc").glob("[0-9]*/comm")
     if any(_text(command) == "dockerd\n" for command in commands):
@@ -122,7 +122,7 @@ def _remove_lost_bridges() -> None:
 
 
 def _text(file: Path) -> str:
-    """Return what a file of a process says; nothing if the process has just ended."""
+    """Return the text of a file of a process; nothing if the process has just ended."""
     try:
         return file.read_text()
     except OSError:

@@ -13,7 +13,7 @@ import asyncpg
 # Below it, the ids of types are the same in every database of every version: FirstGenbkiObjectId of
 # PostgreSQL's access/transam.h.
 _FIRST_OTHER_ID = 10_000
-# asyncpg prepares its caller's statement anew if the question has replaced it: none was asked.
+# asyncpg prepares its caller's statement again if the question has replaced it: none was asked.
 _NO_QUESTION = SimpleNamespace(name="known")
 
 _known: dict[frozenset[int], Any] = {}  # by ids: the answer's rows

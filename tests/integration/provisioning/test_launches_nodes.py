@@ -4,18 +4,13 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from app.core.ids import new_id
 from app.core.settings import Settings
 from app.inference.triton_client import TritonClient
-from app.provisioning.job_script import ModelPlace, directory_of, pack_directory, render_script
-from app.provisioning.profiles import read_profiles
-from app.provisioning.spec import LaunchCreate, to_spec
 from tests.conftest import ROOT, TRITON_VENV, Service, run_service
 from tests.integration.launching import SCRIPTED, launch, stop, until_state, with_profiles
 from tests.integration.support import until
@@ -144,54 +139,3 @@ async def test_the_job_ends_when_ray_ends_on_a_node(
 
 def command_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-
-
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({"STAND_IN_GPUS": "2"}, "Ray has 3 of 2 GPUs after 12 seconds"),
-        ({"STAND_IN_VERSION": "2.9.3"}, "needs Ray 2.52 or newer: pip install 'ray>=2.52'"),
-        ({"STAND_IN_VERSION": ""}, "needs Ray, which is missing: pip install 'ray>=2.52'"),
-    ],
-)
-def test_a_job_names_the_reason_before_triton_starts(
-    cluster: SlurmCluster,
-    ray: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    words: str,
-) -> None:
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    bystander = subprocess.Popen(["sleep", "infinity"])
-    # Variables of the user's own, which a job's environment has.
-    own = {"scratch": str(precious), "ray_scratch": str(precious), "parts": str(bystander.pid)}
-    for name, value in {**own, **environment}.items():
-        monkeypatch.setenv(name, value)
-    if not environment.get("STAND_IN_VERSION", "2"):
-        (ray / "ray").unlink()
-    file = tmp_path / "profiles.toml"
-    file.write_text(PROFILES.replace("HOME", str(tmp_path / "home")))
-    profiles = read_profiles(file)
-    request = LaunchCreate.model_validate(
-        {"name": "one", "model": SCRIPTED, "start_minutes": 0.2, "resources": {"nodes": 2}}
-    )
-    spec = to_spec(request, profiles, {})
-    launch_id = new_id()
-    script = render_script(launch_id, spec, profiles["pair"])
-    directory = Path(directory_of(profiles["pair"], launch_id))
-    directory.mkdir(parents=True)
-    content = pack_directory(script, spec, ModelPlace(SCRIPTED, is_entry=True), "unused")
-    subprocess.run(["tar", "--extract", f"--directory={directory}"], input=content, check=True)
-    cluster.run("sbatch", "--wait", str(directory / "job.sh"), check=False)
-    log = (directory / "log").read_text()
-    is_alive = bystander.poll() is None
-    bystander.kill()
-    bystander.wait()
-    assert is_alive
-    assert precious.exists()
-    assert words in log.splitlines()[-1]
-    assert "GRPCInferenceService" not in log
-    assert (directory / "exit").read_text().startswith("1 ")
-    assert not (directory / "address").exists()
