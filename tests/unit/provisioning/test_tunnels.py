@@ -24,12 +24,12 @@ host = "login.example.org"
 home = "/scratch/llm"
 runtime = "plain"
 """
-# Its arguments are a line of `said`; a file `refusal` is what it says as it ends.
+# Its arguments are a line of `calls`; it prints a file `refusal` and ends.
 SSH = f"""#!{sys.executable}
 import pathlib, signal, socket, sys
 folder = pathlib.Path(__file__).parent
-with (folder / "said").open("a") as said:
-    print(*sys.argv[1:], file=said)
+with (folder / "calls").open("a") as calls:
+    print(*sys.argv[1:], file=calls)
 if (refusal := folder / "refusal").exists():
     sys.exit(refusal.read_text())
 places = [sys.argv[place + 1].split(":") for place, word in enumerate(sys.argv) if word == "-L"]
@@ -74,7 +74,7 @@ async def test_a_tunnel_has_a_port_for_each_of_the_node_s(ssh: Path, profile: Pr
     async with Hosts() as hosts, Tunnels(hosts) as tunnels:
         local = await tunnels.ensure(profile, LAUNCH, "node7", (8001, 8002), None)
         assert len(set(local)) == 2
-        words = (ssh / "said").read_text().split()
+        words = (ssh / "calls").read_text().split()
         for here, there in zip(local, (8001, 8002), strict=True):
             assert f"127.0.0.1:{here}:node7:{there}" in words
         assert words[-2:] == ["--", "login.example.org"]
@@ -88,7 +88,7 @@ async def test_a_tunnel_has_a_port_for_each_of_the_node_s(ssh: Path, profile: Pr
         assert not any(map(is_open, other))
         assert all(map(is_open, local))
     assert not any(map(is_open, local))
-    assert len((ssh / "said").read_text().splitlines()) == 2
+    assert len((ssh / "calls").read_text().splitlines()) == 2
 
 
 async def test_the_next_tunnel_has_the_former_ports_if_they_are_free(
@@ -116,7 +116,7 @@ async def test_a_tunnel_that_has_ended_is_opened_again(ssh: Path, profile: Profi
         assert is_open(local[0])
 
 
-async def test_the_reason_is_what_ssh_said(ssh: Path, profile: Profile) -> None:
+async def test_the_reason_is_the_output_of_ssh(ssh: Path, profile: Profile) -> None:
     (ssh / "refusal").write_text("Permission denied\n(publickey).")
     async with Hosts() as hosts, Tunnels(hosts) as tunnels:
         with pytest.raises(
