@@ -56,7 +56,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start_minutes() -> float:
-    """How long Ray may take to start."""
+    """The time that Ray may take to start."""
     return 1.0
 
 
