@@ -25,6 +25,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from fastapi import FastAPI
+from fastapi.dependencies import models as dependencies_models
 from hypothesis import HealthCheck, settings as hypothesis_settings
 from pydantic import BaseModel
 
@@ -74,9 +75,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Leave what earlier files have left, too: a full collection took seconds at the end of a run."""
+    """Free the services of the file: FastAPI keeps the functions of thousands of apps, and with each the app."""
     if nextitem is not None and nextitem.path != item.path:
-        gc.freeze()
+        for one in vars(dependencies_models).values():
+            if hasattr(one, "cache_clear"):
+                one.cache_clear()
 
 
 @pytest.fixture(scope="session")
