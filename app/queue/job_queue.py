@@ -17,7 +17,14 @@ from app.core.group_commit import MAX_STATEMENT_BYTES, Batcher
 from app.core.pieces import in_pieces
 from app.core.settings import Settings
 from app.queue import api_processes, cancel, finish, rescue, reuse
-from app.queue.claim import Claim, claim, claim_suspect, claim_within_limits, suspect_models
+from app.queue.claim import (
+    Claim,
+    claim,
+    claim_suspect,
+    claim_within_limits,
+    pause_suspects,
+    suspect_models,
+)
 from app.queue.enqueue import (
     MAX_ENQUEUE,
     EagerDispatcher,
@@ -151,6 +158,10 @@ class JobQueue:
                     connection, worker_id, model, continues=self._continues
                 )
         return claims
+
+    async def pause_suspects(self, model: str, team_id: str, seconds: float) -> None:
+        """Leave a model to its other results, after a suspect of the team ran alone for so long."""
+        await self._database.run(lambda one: pause_suspects(one, model, team_id, seconds))
 
     # --- running attempts -----------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The words by which results are found, as SQL: PostgreSQL's parser with an input that takes linear time.
 
 The parser looks ahead for hosts, e-mail addresses, paths and numbers to the end of a run of characters
-without a space, and for the end of a comment (`<!--`) to the end of the text, and begins anew behind
+without a space, and for the end of a comment (`<!--`) to the end of the text, and begins again behind
 the next word when it finds none: `a_a_a_` and `<!--<!--` take a time that is quadratic in their length.
 So a space cuts a long run behind one of the characters from which it looks ahead, and comments that are
 never closed lose their opening. Other texts are not changed: URLs, paths and names of up to

@@ -23,7 +23,7 @@ async def indexer(settings: Settings) -> AsyncIterator[ResultIndexer]:
 async def test_one_teams_texts_stop_no_ledger_and_no_search_of_another(
     connection: asyncpg.Connection, indexer: ResultIndexer
 ) -> None:
-    """Of 30,000 characters each takes the parser alone 10 s and more."""
+    """Each takes the parser alone 10 s and more, with its 30,000 characters."""
     for unit in SLOW:
         await add(connection, team="hostile", prompt=(unit * 30_000)[:30_000])
         await add(connection, team="polite", output="fine weather")
