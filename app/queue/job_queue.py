@@ -246,10 +246,17 @@ class JobQueue:
         )
         if not gone:
             return 0
-        ids = await self._database.run(lambda one: api_processes.results_of(one, gone))
-        await self._database.run(lambda one: cancel.cancel_of_any_team(one, ids))
+
+        async def cancel_some(connection: Connection) -> int:
+            ids = await api_processes.results_of(connection, gone)
+            await cancel.cancel_of_any_team(connection, ids)
+            return len(ids)
+
+        cancelled = 0
+        while count := await self._database.run(cancel_some):
+            cancelled += count
         await self._database.run(lambda one: api_processes.remove(one, gone))
-        return len(ids)
+        return cancelled
 
     async def release(self, worker_ids: Sequence[UUID]) -> int:
         """Release the results of lost workers, or end those that have no attempt or time left."""

@@ -136,13 +136,13 @@ UPDATE contexts c SET content = '', messages = NULL, erased_at = $3
 WHERE c.id = ANY($1::uuid[]) AND c.erased_at IS NULL AND {_ALL_DUE.format("c")}
 RETURNING id
 """
-# The rendered prompt, also as token ids, and the stored request of a dialect.
+# The rendered prompt, also as token ids, its digest, and the stored request of a dialect.
 ERASE_PROMPTS = """
 WITH picked AS MATERIALIZED (
   SELECT id FROM results WHERE context_id = ANY($1::uuid[]) AND kind <> 'attribution'
   ORDER BY id FOR NO KEY UPDATE
 )
-UPDATE results r SET prompt = NULL, request = NULL, parameters = r.parameters - 'prompt_token_ids'
+UPDATE results r SET prompt = NULL, request = NULL, reuse_digest = NULL, parameters = r.parameters - 'prompt_token_ids'
 WHERE id = ANY (ARRAY(SELECT id FROM picked))
 RETURNING id
 """
