@@ -3,7 +3,7 @@
 import asyncpg
 
 from app.core.settings.fields import DEFAULT_TEAM
-from app.results.search import TEAM_MARK
+from app.results.search_words import TEAM_MARK
 
 SPAN_SECONDS = 30 * 86_400  # from the oldest row to the newest
 CONTEXTS = 1_000

@@ -207,7 +207,8 @@ async def background(
     }
     if feeder is not None:
         work["batches"] = feeder.run()
-        work["digest"] = ResultIndexer(services.database, services.depth, services.settings).run()
+        indexer = ResultIndexer(services.database, services.depth, services.settings)
+        work["digest"], work["words"] = indexer.run(), indexer.words.run()
         work["spending"] = services.spending.run()
         work["retention"] = Retention(services.database, services.settings).run()
         work["webhooks"] = WebhookDeliverer(

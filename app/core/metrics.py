@@ -208,6 +208,11 @@ RESULT_MAX_TOKENS = _histogram(
     "llm_result_max_tokens", "Most tokens that a result was allowed.", _TOKENS, "model"
 )
 
+WITHOUT_WORDS = _counter(
+    "llm_results_without_words_total",
+    "Results that no search by words finds, as their texts have too many or take too long.",
+).of()
+
 # --- Workers -------------------------------------------------------------------------------------
 
 IN_FLIGHT = _gauge("llm_in_flight", "Results that this process runs now.", "model")

@@ -11,6 +11,7 @@ from uuid import UUID
 from app.core.database import Connection, Database
 from app.core.ids import new_id
 from app.core.polling import PollingLoop
+from app.queue.terminal_state import MAX_BATCH
 
 # No setting: longer than any stall of a process that still has its clients.
 LEASE_SECONDS = 60.0
@@ -35,6 +36,7 @@ SELECT id FROM results WHERE state = 'pending' AND worker_id IS NULL AND deadlin
 UNION ALL
 SELECT id FROM results WHERE state = 'pending' AND worker_id IS NOT NULL
   AND waiter_id = ANY($1::uuid[]) AND cancel_requested_at IS NULL
+LIMIT $2
 """
 
 
@@ -58,8 +60,8 @@ async def gone_processes(connection: Connection, lease_seconds: float) -> list[U
 
 
 async def results_of(connection: Connection, process_ids: Sequence[UUID]) -> list[UUID]:
-    """Return the pending results that the clients of these processes waited for."""
-    return [row["id"] for row in await connection.fetch(_WAITED_FOR, process_ids)]
+    """Return some of the pending results that the clients of these processes waited for."""
+    return [row["id"] for row in await connection.fetch(_WAITED_FOR, process_ids, MAX_BATCH)]
 
 
 async def remove(connection: Connection, process_ids: Sequence[UUID]) -> None:

@@ -17,7 +17,14 @@ from app.core.group_commit import MAX_STATEMENT_BYTES, Batcher
 from app.core.pieces import in_pieces
 from app.core.settings import Settings
 from app.queue import api_processes, cancel, finish, rescue, reuse
-from app.queue.claim import Claim, claim, claim_suspect, claim_within_limits, suspect_models
+from app.queue.claim import (
+    Claim,
+    claim,
+    claim_suspect,
+    claim_within_limits,
+    pause_suspects,
+    suspect_models,
+)
 from app.queue.enqueue import (
     MAX_ENQUEUE,
     EagerDispatcher,
@@ -152,6 +159,10 @@ class JobQueue:
                 )
         return claims
 
+    async def pause_suspects(self, model: str, team_id: str, seconds: float) -> None:
+        """Leave a model to its other results, after a suspect of the team ran alone for so long."""
+        await self._database.run(lambda one: pause_suspects(one, model, team_id, seconds))
+
     # --- running attempts -----------------------------------------------------------------------
 
     async def append(
@@ -235,10 +246,17 @@ class JobQueue:
         )
         if not gone:
             return 0
-        ids = await self._database.run(lambda one: api_processes.results_of(one, gone))
-        await self._database.run(lambda one: cancel.cancel_of_any_team(one, ids))
+
+        async def cancel_some(connection: Connection) -> int:
+            ids = await api_processes.results_of(connection, gone)
+            await cancel.cancel_of_any_team(connection, ids)
+            return len(ids)
+
+        cancelled = 0
+        while count := await self._database.run(cancel_some):
+            cancelled += count
         await self._database.run(lambda one: api_processes.remove(one, gone))
-        return len(ids)
+        return cancelled
 
     async def release(self, worker_ids: Sequence[UUID]) -> int:
         """Release the results of lost workers, or end those that have no attempt or time left."""

@@ -15,10 +15,14 @@ from app.queue.terminal_state import MAX_BATCH, end_sql
 
 
 def _is_source_sql(new: str) -> str:
-    """Condition: the result `s` may answer `new`. A reused result answers no other: its source may be gone."""
+    """Condition: the result `s` may answer `new`. A reused result answers no other: its source may be gone.
+
+    Nor does one whose prompt retention has erased: it would tell that this prompt was sent.
+    """
     return f"""s.team_id = {new}.team_id AND s.reuse_digest = {new}.reuse_digest
       AND s.model_version IS NOT DISTINCT FROM {new}.model_version
-      AND s.state = 'completed' AND s.reused_from IS NULL AND s.store AND s.erased_at IS NULL"""
+      AND s.state = 'completed' AND s.reused_from IS NULL AND s.store AND s.erased_at IS NULL
+      AND (SELECT c.erased_at FROM contexts c WHERE c.id = s.context_id) IS NULL"""
 
 
 # LATERAL and LIMIT: each digest is looked up by itself. A join may read all results.
@@ -27,7 +31,8 @@ SELECT EXISTS (
   SELECT FROM unnest($1::text[], $2::bytea[], $3::int[]) AS i(team_id, reuse_digest, model_version)
   CROSS JOIN LATERAL (SELECT FROM results s WHERE {_is_source_sql("i")} LIMIT 1) s)
 """
-# OFFSET 0: each result is found by its id alone. By its state, all that waits may be read.
+# OFFSET 0: each result is found by its id alone. By its state, all that waits may be read. One that is sent
+# again may have been claimed: it is held before its state, its worker and its attempt are looked at.
 _COMPLETE = f"""
 WITH judged AS MATERIALIZED (
   SELECT r.id, s.*, 'completed' AS verdict, NULL::float8 AS first_token_seconds, false AS lost,
@@ -35,7 +40,7 @@ WITH judged AS MATERIALIZED (
     NULL::text AS error_code, NULL::text AS error_message, NULL::bool AS error_retryable
   FROM unnest($1::uuid[]) AS i(id) CROSS JOIN LATERAL (
     SELECT id, team_id, reuse_digest, model_version, state, worker_id, attempt
-    FROM results WHERE id = i.id OFFSET 0
+    FROM results WHERE id = i.id OFFSET 0 FOR UPDATE
   ) r CROSS JOIN LATERAL (
     SELECT s.id AS source_id, s.output, s.finish_reason, s.logprobs, s.prompt_logprobs,
       s.prompt_tokens, s.completion_tokens, s.model_version, NULL::bytea AS vector
@@ -64,7 +69,8 @@ async def enqueue_reused(
 
     The others wait for a worker: no claim sees a result before it is completed.
     """
-    ids: list[UUID] = [one.id for one in results if one.reuse_digest is not None]
+    # In the order in which all lock results.
+    ids: list[UUID] = sorted(one.id for one in results if one.reuse_digest is not None)
     async with connection.transaction():
         stored = await enqueue(connection, results, None, resent=resent)
         for start in range(0, len(ids), MAX_BATCH):

@@ -1,9 +1,10 @@
-"""Indexing of ended results: their words for the search, and the totals of their minutes.
+"""Counting of ended results: the totals of their minutes, and the ledger of usage.
 
 The statement that ends a result leaves its id in `undigested_results`. Each worker takes these in
 batches, and skips the ids that other workers hold: one transaction removes an id, writes the result's row
-of `result_search`, and adds the result to its minute and to the ledger of usage. That row marks it as
-counted, so that each result is counted once, independent of crashes, late commits and clocks.
+of `result_search`, and adds the result to its minute and to the ledger. That row marks it as
+counted, so that each result is counted once, independent of crashes, late commits and clocks. The
+transaction reads no text: it leaves that to `word_indexer`, in a queue of its own.
 
 Results that ended under a version without the index are found by a walk over all results, newest
 first, a few at a time, with pauses; a day later by a second walk. It skips indexed ones
@@ -21,10 +22,10 @@ from app.core.database import Connection, Database, is_transient
 from app.core.settings import Settings
 from app.queue.depth import QueueDepth
 from app.results.rows import EndedResult
-from app.results.search import TEAM_MARK
 from app.results.search_policy import is_searchable_sql
 from app.results.stats.totals import add_to_minutes, observe
 from app.results.usage import ledger
+from app.results.word_indexer import WordIndexer
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +34,10 @@ _PERIOD_SECONDS = 1.0
 # the first place on reads all dead rows until they are vacuumed, so it is done only this often.
 _LATE_SECONDS = 5.0
 _MAX_ROWS = 500  # results of a transaction
-_PIECE_BYTES = 2_000_000  # of their texts
-_CHARACTERS = 100_000  # of each text are searched
-# With so many, no text exceeds the limit of a tsvector (1 MB).
-FEW_CHARACTERS = 10_000
 _MAX_DELETED = 1_000  # minutes of a statement
 _BROKEN_SECONDS = 60.0
+# Results whose words are due: with more, the walk over older ones pauses.
+_MAX_WAITING = 10_000
 
 # Workers of a former version hold this lock exclusively: they index one at a time.
 _SHARED_LOCK = "SELECT pg_try_advisory_xact_lock_shared(hashtext('digest'), 0)"
@@ -46,78 +45,54 @@ _WALK_LOCK = """
 SELECT pg_try_advisory_xact_lock_shared(hashtext('digest'), 0)
   AND pg_try_advisory_xact_lock(hashtext('digest'), 1)
 """
-_LOOK = """
+_LOOK = f"""
 SELECT EXISTS (SELECT FROM undigested_results WHERE place > $1) AS is_due,
-  passes_left > 0 AND resumes_at <= now() AS may_walk,
+  passes_left > 0 AND resumes_at <= now() AND NOT EXISTS (
+    SELECT FROM undigested_results WHERE place < 0 OFFSET {_MAX_WAITING} LIMIT 1) AS may_walk,
   sampled_minute IS DISTINCT FROM date_trunc('minute', now()) AS is_new_minute
 FROM digest_state
 """
 
-# `least` ignores NULL: a text that is absent must not count as the longest. Messages do, for they may be
-# stored compressed.
-_TEXT_SIZE = f"""least(coalesce(octet_length(r.output), 0), {_CHARACTERS})
-  + CASE WHEN c.messages IS NULL THEN least(coalesce(octet_length(c.content), 0), {_CHARACTERS})
-    ELSE {_CHARACTERS} + pg_column_size(c.messages) END AS size"""
-
 # OFFSET 0: each row is found by its id. A generic plan would join whole tables, as it does not know
 # how few are asked for.
-_CONTEXT = "LATERAL (SELECT * FROM contexts WHERE id = r.context_id OFFSET 0) c ON true"
-_DUE = f"""
-SELECT u.place, u.result_id AS id, r.id IS NULL AS is_gone, true AS is_due, {_TEXT_SIZE}
+_DUE = """
+SELECT u.place, u.result_id AS id, true AS is_due, NOT EXISTS (
+  SELECT FROM (SELECT id FROM results WHERE id = u.result_id OFFSET 0) r) AS is_gone
 FROM (
   SELECT * FROM undigested_results WHERE place > $2 ORDER BY place LIMIT $1 FOR UPDATE SKIP LOCKED
-) u
-LEFT JOIN LATERAL (SELECT * FROM results WHERE id = u.result_id OFFSET 0) r ON true
-LEFT JOIN {_CONTEXT} ORDER BY u.place
+) u ORDER BY u.place
 """
 _DISMISS = "DELETE FROM undigested_results WHERE place = ANY($1::bigint[])"
 
 # Every row that it walks over, so that each step is a small one.
-_WALK = f"""
+_WALK = """
 SELECT 0 AS place, r.id, r.state <> 'pending' AND s.result_id IS NULL AS is_due,
-  s.in_usage IS FALSE AS is_unsettled, {_TEXT_SIZE}
-FROM (SELECT * FROM results WHERE id < $2 ORDER BY id DESC LIMIT $1) r
+  s.in_usage IS FALSE AS is_unsettled
+FROM (SELECT id, state FROM results WHERE id < $2 ORDER BY id DESC LIMIT $1) r
 LEFT JOIN LATERAL (SELECT result_id, in_usage FROM result_search
   WHERE result_id = r.id OFFSET 0) s ON true
-JOIN {_CONTEXT} ORDER BY r.id DESC
+ORDER BY r.id DESC
 """
 
 # Results are locked in the order of ids, as all lock them. An attribution is no text. A text that is
-# not to be stored leaves no words behind, and none does where the search is off. The words of a context
-# are found once for all of its results: parsing a long one takes longer than all else.
-_INDEX = f"""
+# not to be stored leaves no words behind, and none does where the search is off. A negative place: the
+# words are due.
+_COUNT = f"""
 WITH held AS MATERIALIZED (
-  SELECT id FROM results WHERE id = ANY($1::uuid[]) AND state <> 'pending'
+  SELECT id, team_id FROM results WHERE id = ANY($1::uuid[]) AND state <> 'pending'
   ORDER BY id FOR KEY SHARE {{wait}}
-), ended AS MATERIALIZED (
-  SELECT e.ids, e.teams, e.words,
-    CASE WHEN e.is_searched AND c.erased_at IS NULL THEN to_tsvector('simple',
-      left(coalesce(c.content, (SELECT string_agg(m ->> 'content', E'\\n' ORDER BY place)
-        FROM jsonb_array_elements(
-          CASE jsonb_typeof(c.messages) WHEN 'array' THEN c.messages END) WITH ORDINALITY AS i(m, place)), ''), $2))
-    END AS context_words
-  FROM (
-    SELECT context_id, array_agg(id) AS ids, array_agg(team_id) AS teams, array_agg(words) AS words,
-      count(words) > 0 AS is_searched
-    FROM (
-      SELECT r.context_id, r.id, r.team_id,
-        CASE WHEN r.kind = 'generation' AND r.store AND r.erased_at IS NULL
-          AND {is_searchable_sql("r.team_id", "$5")}
-        THEN to_tsvector('simple', concat_ws(E'\\n', left(r.output, $2), left(r.error_message, $2)))
-          || array_to_tsvector(ARRAY['{TEAM_MARK}' || encode(convert_to(r.team_id, 'UTF8'), 'hex')])
-        END AS words
-      FROM results r WHERE r.id = ANY (ARRAY(SELECT id FROM held))
-      OFFSET 0) r  -- or each use of its words would find them again
-    GROUP BY context_id) e
-  CROSS JOIN LATERAL (SELECT * FROM contexts WHERE id = e.context_id OFFSET 0) c
 ), marked AS (
-  INSERT INTO result_search (result_id, team_id, in_usage, words)
-  SELECT r.id, r.team_id, true, e.context_words || r.words
-  FROM ended e CROSS JOIN LATERAL unnest(e.ids, e.teams, e.words) AS r(id, team_id, words) ORDER BY r.id
+  INSERT INTO result_search (result_id, team_id, in_usage)
+  SELECT id, team_id, true FROM held ORDER BY id
   ON CONFLICT DO NOTHING RETURNING result_id
 ), dismissed AS (
   DELETE FROM undigested_results
-  WHERE place = ANY($4::bigint[]) AND result_id = ANY (ARRAY(SELECT id FROM held))
+  WHERE place = ANY($2::bigint[]) AND result_id = ANY (ARRAY(SELECT id FROM held))
+), with_words AS (
+  INSERT INTO undigested_results (place, result_id)
+  SELECT -nextval((SELECT pg_get_serial_sequence('undigested_results', 'place')::regclass)), r.id
+  FROM results r WHERE r.id = ANY (ARRAY(SELECT result_id FROM marked))
+    AND r.kind = 'generation' AND r.store AND r.erased_at IS NULL AND {is_searchable_sql("r.team_id", "$4")}
 )
 SELECT id, team_id, model_name, coalesce(error_code, 'completed') AS ended_as,
   CASE WHEN reused_from IS NULL THEN prompt_tokens END AS prompt_tokens,
@@ -155,13 +130,14 @@ DELETE FROM {table} WHERE ctid = ANY (ARRAY(
 
 
 class ResultIndexer:
-    """Indexes ended results, and samples the queues once a minute; any number of processes may run it."""
+    """Counts ended results, and samples the queues once a minute; any number of processes may run it."""
 
     def __init__(self, database: Database, depth: QueueDepth, settings: Settings) -> None:
         self._database = database
         self._depth = depth
         self._days = settings.history_days
         self._search = settings.search
+        self.words = WordIndexer(database, settings)
         self._max_rows = _MAX_ROWS
         self._place = 0  # where the last batch ended
         self._looked_at = 0.0  # monotonic time of the last look from the first place on
@@ -181,20 +157,25 @@ class ResultIndexer:
             await asyncio.sleep(pause)
 
     async def step(self) -> float:
-        """Index the next results; the seconds to pause afterwards, even if there are more."""
+        """Count the next results; the seconds to pause afterwards, even if there are more."""
         began = time.monotonic()
         if began - self._looked_at >= _LATE_SECONDS:
             self._place, self._looked_at = 0, began
         (look,) = await self._database.fetch(_LOOK, self._place)
         if look["is_new_minute"]:
             await self._begin_minute()
-        if look["is_due"] and await self.index():
+        if look["is_due"] and await self.count():
             return time.monotonic() - began
         if look["may_walk"] and await self.index_older():
             return min(_PERIOD_SECONDS, 5 * (time.monotonic() - began))
         return _PERIOD_SECONDS
 
     async def index(self) -> bool:
+        """Count the next results, and index the next words; True if more are due."""
+        is_more = await self.count()
+        return await self.words.index() or is_more
+
+    async def count(self) -> bool:
         ended: list[EndedResult] = []
 
         async def work(connection: Connection) -> tuple[int, bool]:
@@ -206,9 +187,8 @@ class ResultIndexer:
                 gone = [row["place"] for row in rows if row["is_gone"]]
                 if gone:
                     await connection.execute(_DISMISS, gone)
-                done = await self._index_first(connection, rows, "SKIP LOCKED", ended)
-            is_more = len(rows) == self._max_rows or done < len(rows)
-            return rows[done - 1]["place"] if done else self._place, is_more
+                ended.extend(await self._count(connection, rows, "SKIP LOCKED"))
+            return rows[-1]["place"] if rows else self._place, len(rows) == self._max_rows
 
         self._place, is_more = await self._database.run(work)
         for result in ended:
@@ -227,14 +207,14 @@ class ResultIndexer:
                 if digested_from is None:
                     return False
                 rows = await connection.fetch(_WALK, self._max_rows, digested_from)
-                done = await self._index_first(connection, rows, "", ended)
-                unsettled = [row["id"] for row in rows[:done] if row["is_unsettled"]]
+                ended.extend(await self._count(connection, rows, ""))
+                unsettled = [row["id"] for row in rows if row["is_unsettled"]]
                 await ledger.settle(connection, unsettled)
-                if done:
-                    await connection.execute(_STEP, rows[done - 1]["id"])
+                if rows:
+                    await connection.execute(_STEP, rows[-1]["id"])
                 else:
                     await connection.execute(_BEGIN_ANEW)
-            return bool(done)
+            return bool(rows)
 
         is_more = await self._database.run(work)
         for result in ended:
@@ -242,40 +222,16 @@ class ResultIndexer:
                 observe(result)
         return is_more
 
-    async def _index_first(
-        self,
-        connection: Connection,
-        rows: Sequence[asyncpg.Record],
-        wait: str,
-        ended: list[EndedResult],
-    ) -> int:
-        """Index those due of as many first rows as fit together; the number of rows."""
-        count, characters = _count_together(rows), _CHARACTERS
-        while count:
-            due = [row for row in rows[:count] if row["is_due"]]
-            try:
-                async with connection.transaction():
-                    ended += await self._index(connection, due, characters, wait)
-            except asyncpg.ProgramLimitExceededError:
-                if count > 1:
-                    count //= 2
-                elif characters > FEW_CHARACTERS:
-                    characters = FEW_CHARACTERS
-                else:
-                    raise
-            else:
-                break
-        return count
-
-    async def _index(
-        self, connection: Connection, due: Sequence[asyncpg.Record], characters: int, wait: str
+    async def _count(
+        self, connection: Connection, rows: Sequence[asyncpg.Record], wait: str
     ) -> Sequence[EndedResult]:
+        due = [row for row in rows if row["is_due"]]
         if not due:
             return []
         ids, places = [row["id"] for row in due], [row["place"] for row in due]
-        statement = _INDEX.format(wait=wait)
-        rows = await connection.fetch(statement, ids, characters, self._days, places, self._search)
-        results = [EndedResult(**row) for row in rows]
+        statement = _COUNT.format(wait=wait)
+        found = await connection.fetch(statement, ids, places, self._days, self._search)
+        results = [EndedResult(**row) for row in found]
         await ledger.add(connection, [one.id for one in results])
         await add_to_minutes(connection, (one for one in results if one.is_counted))
         return results
@@ -300,12 +256,3 @@ class ResultIndexer:
 
         while await self._database.run(work) == f"DELETE {_MAX_DELETED}":
             pass
-
-
-def _count_together(rows: Sequence[asyncpg.Record]) -> int:
-    together = 0
-    for place, row in enumerate(rows):
-        together += row["size"] if row["is_due"] else 0
-        if place and together > _PIECE_BYTES:
-            return place
-    return len(rows)

@@ -15,6 +15,7 @@ from app.core.errors import FieldError, InvalidRequestError, SearchTooSlowError
 from app.results.intersection import newest_of_all
 from app.results.pages import ResultFilter, Walk, walks_of
 from app.results.search_policy import SearchPolicy
+from app.results.search_words import TEAM_MARK
 
 # Results that are looked through before the index is asked; the second time only if the first has
 # found so much that this should fill the page.
@@ -22,9 +23,6 @@ _WALKS = (1_000, 8_000)
 _TIMEOUT_MILLISECONDS = 2_000
 # For the places of a million matches; with less, whole pages are read for each.
 _WORK_MEMORY = "32MB"
-
-# A word that no text has, each row of a team: with it, one index serves every team.
-TEAM_MARK = "\x01"
 
 _LIMITS = f"""
 SET LOCAL statement_timeout = {_TIMEOUT_MILLISECONDS};

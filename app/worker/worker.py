@@ -59,6 +59,8 @@ class Worker:
         self._is_short = True  # whether slots, not the queue, were the limit of the last claim
         self._claim_room = 0  # bytes that the claim under way may still take
         self._suspects_at = 0.0  # the loop's time for looking at them
+        self._alone_since: dict[UUID, float] = {}  # the loop's time at which a suspect was claimed
+        self._ran_alone: list[tuple[str, str, float]] = []  # model, team, seconds
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
         listener.subscribe(CANCELLED, self._on_cancelled)
         listener.subscribe(ENDED, self._on_ended)
@@ -218,9 +220,15 @@ class Worker:
             self._claim_room = 0
 
     async def _claim_suspects(self) -> None:
-        if models := list(self._free_slots()):
-            with self._logged_if_transient():
-                self._start(await self._queue.claim_suspects(self._lease.id, models))
+        with self._logged_if_transient():
+            while self._ran_alone:
+                await self._queue.pause_suspects(*self._ran_alone[-1])
+                self._ran_alone.pop()
+            if models := list(self._free_slots()):
+                claims = await self._queue.claim_suspects(self._lease.id, models)
+                now = asyncio.get_running_loop().time()
+                self._alone_since |= {claim.id: now for claim in claims}
+                self._start(claims)
 
     @contextlib.contextmanager
     def _logged_if_transient(self) -> Iterator[None]:
@@ -237,7 +245,10 @@ class Worker:
 
     def _on_end(self, claim: Claim) -> None:
         """A slot is free: claim if that is what claims lacked."""
-        if claim.is_suspect:  # the next one may run now
+        if claim.is_suspect:  # the others of its model may run now, and then the next one
+            now = asyncio.get_running_loop().time()
+            seconds = now - self._alone_since.pop(claim.id, now)
+            self._ran_alone.append((claim.model_name, claim.team_id, seconds))
             self._suspects_at = 0.0
         if self._is_short or claim.is_suspect:
             self._wake.set()

@@ -5,8 +5,10 @@ import contextlib
 from uuid import UUID
 
 import asyncpg
+import pytest
 
 from app.core.ids import new_id
+from app.queue import api_processes
 from tests.conftest import Service
 from tests.integration.support import until
 
@@ -15,9 +17,13 @@ INSERT = "INSERT INTO api_processes VALUES ($1, now() + make_interval(secs => $2
 
 
 async def test_results_of_a_killed_api_are_cancelled(
-    api: Service, connection: asyncpg.Connection
+    api: Service, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No worker runs: all wait, one is marked as claimed. Those of a living process stay."""
+    """No worker runs: all wait, one is marked as claimed. Those of a living process stay.
+
+    Each page of them is a transaction of its own, one result long here.
+    """
+    monkeypatch.setattr(api_processes, "MAX_BATCH", 1)
     requests = [asyncio.create_task(api.client.post("/v1/completions", json=BODY)) for _ in "abc"]
 
     async def waiting() -> list[UUID] | None:
@@ -36,6 +42,9 @@ async def test_results_of_a_killed_api_are_cancelled(
     claim = "UPDATE results SET worker_id = $2, attempt = 1, started_at = now() WHERE id = $1"
     await connection.execute(claim, running, worker)
 
+    database = api.services.database
+    page = await database.run(lambda one: api_processes.results_of(one, [dead]))
+    assert len(page) == 1
     assert await api.services.queue.cancel_abandoned(lease_seconds=0.0) == 2
 
     rows = await connection.fetch("SELECT id, error_code, cancel_requested_at FROM results")

@@ -8,7 +8,6 @@ from uuid import UUID
 import asyncpg
 
 from app.core.database import Connection
-from app.results.indexer import FEW_CHARACTERS
 from app.results.retention import sql as sql
 
 MAX_ROWS = 200  # of a transaction
@@ -55,7 +54,8 @@ async def _erase(
 ) -> None:
     erased = await ids_of(connection, sql.ERASE_CONTEXTS, locked, prompts, now)
     results = await ids_of(connection, sql.ERASE_PROMPTS, erased)
-    await ids_of(connection, sql.ERASE_WORDS, results, FEW_CHARACTERS)
+    await ids_of(connection, sql.LOCK_WORDS, results)
+    await ids_of(connection, sql.ERASE_WORDS, results)
 
 
 async def judge_unused(

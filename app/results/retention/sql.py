@@ -4,8 +4,6 @@ Contexts are locked before results, both in the order of their ids and without w
 another transaction holds are left to the next pass.
 """
 
-from app.results.search import TEAM_MARK
-
 # --- the turn and the clock of a pass ---------------------------------------------------------------
 
 # $1: the database's time, $2: the seconds between two passes, $3: the most that the trusted time
@@ -138,22 +136,30 @@ UPDATE contexts c SET content = '', messages = NULL, erased_at = $3
 WHERE c.id = ANY($1::uuid[]) AND c.erased_at IS NULL AND {_ALL_DUE.format("c")}
 RETURNING id
 """
-# The rendered prompt, also as token ids, and the stored request of a dialect.
+# The rendered prompt, also as token ids, its digest, and the stored request of a dialect.
 ERASE_PROMPTS = """
 WITH picked AS MATERIALIZED (
   SELECT id FROM results WHERE context_id = ANY($1::uuid[]) AND kind <> 'attribution'
   ORDER BY id FOR NO KEY UPDATE
 )
-UPDATE results r SET prompt = NULL, request = NULL, parameters = r.parameters - 'prompt_token_ids'
+UPDATE results r SET prompt = NULL, request = NULL, reuse_digest = NULL, parameters = r.parameters - 'prompt_token_ids'
 WHERE id = ANY (ARRAY(SELECT id FROM picked))
 RETURNING id
 """
-# The answers are still found by their own words ($2 characters of each).
-ERASE_WORDS = f"""
-UPDATE result_search s SET words = to_tsvector('simple', concat_ws(E'\\n', left(r.output, $2),
-    left(r.error_message, $2)))
-  || array_to_tsvector(ARRAY['{TEAM_MARK}' || encode(convert_to(r.team_id, 'UTF8'), 'hex')])
-FROM results r WHERE s.result_id = ANY($1::uuid[]) AND r.id = s.result_id AND s.words IS NOT NULL
+# The answers are still found by their own words, which `word_indexer` finds. A process that does so now
+# holds the row: a separate statement sees the words that it stored.
+LOCK_WORDS = """
+SELECT result_id AS id FROM result_search WHERE result_id = ANY($1::uuid[])
+ORDER BY result_id FOR NO KEY UPDATE
+"""
+ERASE_WORDS = """
+WITH erased AS (
+  UPDATE result_search SET words = NULL WHERE result_id = ANY($1::uuid[]) AND words IS NOT NULL
+  RETURNING result_id
+)
+INSERT INTO undigested_results (place, result_id)
+SELECT -nextval((SELECT pg_get_serial_sequence('undigested_results', 'place')::regclass)), result_id
+FROM erased RETURNING result_id AS id
 """
 FORGET_UNUSED = """
 UPDATE contexts SET unused_since = NULL WHERE id = ANY($1::uuid[]) AND unused_since IS NOT NULL

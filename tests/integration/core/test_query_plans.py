@@ -763,7 +763,7 @@ async def test_digest(table: Table) -> None:
         await connection.execute("ANALYZE undigested_results")
     await digest.index()
     await check(table, digest.index(), "pk_results", "pk_contexts", "pk_undigested_results")
-    await check(table, digest.index_older(), "pk_results", "pk_contexts")
+    await check(table, digest.index_older(), "pk_results", "pk_result_search")
 
 
 async def test_export(table: Table) -> None:

@@ -176,7 +176,13 @@ class QueueModel:
         return worker is not None and self.workers[worker].dead_at is None
 
     def _has_suspect(self, model: str) -> bool:
-        return any(one.is_suspect and one.sent.model_name == model for one in self.results.values())
+        """One that runs, or that has its turn."""
+        return any(
+            one.is_suspect
+            and one.sent.model_name == model
+            and (one.is_running or self._may_start(one))
+            for one in self.results.values()
+        )
 
     def _start(self, one: Modelled, worker: UUID) -> None:
         one.worker, one.attempt, one.not_before = worker, one.attempt + 1, None

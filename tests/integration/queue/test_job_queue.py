@@ -588,6 +588,36 @@ async def test_suspects_run_one_after_another_over_all_workers(bench: Bench) -> 
     assert seen == identifiers
 
 
+async def test_other_results_have_a_share_of_the_time_of_suspects(bench: Bench) -> None:
+    """Those of the team that ran one wait longer than those of another, and each longer than others."""
+    mine, *others = await bench.add(4, team_id="many")
+    (foreign,) = await bench.add(team_id="one")
+    (elsewhere,) = await bench.add(model_name="n")
+    for identifier in (mine, *others[:2], foreign, elsewhere):
+        await make_suspect(bench, identifier)
+    worker = await bench.worker()
+    (claim,) = await bench.queue.claim_suspects(worker, [MODEL])
+    assert claim.id == mine
+    assert await bench.claim(worker) == []
+    await bench.end(worker, ended(claim))
+    await bench.queue.pause_suspects(MODEL, "many", 30.0)
+
+    assert await bench.queue.claim_suspects(worker, [MODEL]) == []
+    (innocent,) = await bench.claim(worker)
+    assert innocent.id == others[2]
+    pauses = "SELECT id, extract(epoch FROM not_before - now())::float8 AS s FROM results WHERE state = 'pending'"
+    found = {row["id"]: row["s"] for row in await bench.connection.fetch(pauses)}
+    assert found[elsewhere] is None
+    assert found[foreign] <= 30.0 < 110.0 < found[others[0]] <= 120.0
+    # Their turn comes: others wait, and the model becomes empty.
+    await bench.connection.execute("UPDATE results SET not_before = now() WHERE id = $1", foreign)
+    assert await bench.add(team_id="third")
+    assert await bench.claim(worker) == []
+    await bench.end(worker, ended(innocent))
+    (claim,) = await bench.queue.claim_suspects(worker, [MODEL])
+    assert claim.id == foreign
+
+
 async def test_suspects_of_other_models_or_pauses_are_left(bench: Bench) -> None:
     (identifier,) = await bench.add()
     await make_suspect(bench, identifier)

@@ -10,6 +10,7 @@ from app.queue import reuse
 from app.queue.enqueue import NewResult
 from app.queue.finish import AttemptOutcome
 from tests.integration.queue.queue_bench import MODEL, REFUSED, Bench, ended, make_result
+from tests.integration.support import until
 
 DIGEST = b"digest"
 ANSWER: dict[str, Any] = {
@@ -81,6 +82,8 @@ async def test_an_unequal_result_runs(bench: Bench, members: dict[str, Any]) -> 
         "UPDATE results SET store = false WHERE id = $1",
         # A reused result answers no other: its own source may have been deleted.
         "UPDATE results SET reused_from = gen_random_uuid() WHERE id = $1",
+        # Retention has erased its prompt, and keeps the answer.
+        "UPDATE contexts SET erased_at = now() FROM results r WHERE r.id = $1 AND contexts.id = r.context_id",
     ],
 )
 async def test_a_source_that_is_gone_answers_nothing(bench: Bench, change: str) -> None:
@@ -88,6 +91,28 @@ async def test_a_source_that_is_gone_answers_nothing(bench: Bench, change: str) 
     await bench.connection.execute(change, source)
     (row,) = await send(bench, equal())
     assert (row["state"], row["reused_from"]) == ("pending", None)
+
+
+async def test_a_result_that_runs_meanwhile_is_not_ended_by_an_equal_one(bench: Bench) -> None:
+    """Its first commit was lost and is sent again, and a worker claims it at the same time."""
+    source = await add_source(bench, reuse_digest=b"later")
+    new, worker = equal(), await bench.worker()
+    await bench.queue.enqueue([new])
+    await bench.connection.execute(
+        "UPDATE results SET reuse_digest = $2 WHERE id = $1", source, DIGEST
+    )
+    async with bench.database.connection() as other:
+        async with bench.connection.transaction():
+            await bench.connection.execute(
+                "UPDATE results SET worker_id = $2, attempt = 1, started_at = now() WHERE id = $1",
+                *(new.id, worker),
+            )
+            sending = asyncio.create_task(other.fetch(reuse._COMPLETE, [new.id]))
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            await until(lambda: bench.connection.fetchval(waits))
+        await sending
+    row = await bench.row(new.id)
+    assert (row["state"], row["worker_id"], row["reused_from"]) == ("pending", worker, None)
 
 
 async def test_failed_cancelled_and_pending_results_answer_nothing(bench: Bench) -> None:

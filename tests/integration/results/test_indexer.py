@@ -71,6 +71,7 @@ async def look_again(digest: ResultIndexer) -> None:
     """As it does every few seconds."""
     digest._looked_at = -1e9
     await digest.step()
+    await digest.words.index()
 
 
 async def found(connection: asyncpg.Connection, words: str) -> list[UUID]:
@@ -277,11 +278,13 @@ async def test_older_results_are_walked_through_newest_first_and_once_more_a_day
     )
     due = "UPDATE digest_state SET resumes_at = now()"
     assert await digest.index_older()
+    await digest.words.index()
     assert set(await found(connection, "text")) == set(ids[150:])
     assert not await digest.index_older()  # it pauses
     for _ in range(2):
         await connection.execute(due)
         assert await digest.index_older()
+        await digest.words.index()
     assert await connection.fetchval(COUNTED) == 200  # the others' days are over
     assert len(await found(connection, "text")) == 250
     await connection.execute(due)
@@ -291,6 +294,7 @@ async def test_older_results_are_walked_through_newest_first_and_once_more_a_day
     for _ in range(5):
         await connection.execute(due)
         await digest.index_older()
+    await digest.words.index()
     assert await found(connection, "late") == list(late)
     assert await connection.fetchval(COUNTED) == 201
     assert await connection.fetchval("SELECT passes_left FROM digest_state") == 0

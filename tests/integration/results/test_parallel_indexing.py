@@ -92,6 +92,7 @@ async def test_one_process_walks_over_older_results_at_a_time(
         assert await found(connection, "text") == list(new)
     await other.close()
     assert await digest.index_older()
+    await digest.words.index()
     assert set(await found(connection, "text")) == {*older, *new}
 
 

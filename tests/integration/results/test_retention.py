@@ -19,6 +19,7 @@ from app.core.waiting import cancel_all
 from app.results.retention import retention
 from app.results.retention.policy import FOREVER, RetentionPolicy
 from app.results.retention.retention import MAX_ADVANCE_SECONDS, Retention
+from app.results.word_indexer import WordIndexer
 from tests.conftest import Service
 from tests.integration.support import (
     UNKNOWN_ID,
@@ -194,23 +195,27 @@ async def test_a_prompt_may_go_before_its_answers_and_they_are_found_by_their_ow
     await house.result(waiting, age=3 * DAY, state="pending")
     never_sent = await house.context(age=99 * DAY)
     await house.connection.execute(
-        """UPDATE results SET parameters = '{"max_tokens": 5, "prompt_token_ids": [1, 2]}'"""
+        """UPDATE results SET parameters = '{"max_tokens": 5, "prompt_token_ids": [1, 2]}', reuse_digest = 'x'"""
     )
     await look(settings, prompts=DAY)
     erased = await house.connection.fetch("SELECT id FROM contexts WHERE erased_at IS NOT NULL")
     assert [row["id"] for row in erased] == [shared]
     assert len(await house.left("contexts")) == 4
     rows = await house.connection.fetch(
-        "SELECT id, output, prompt, request, parameters FROM results WHERE prompt IS NULL"
+        """SELECT id, output, prompt, request, parameters, reuse_digest FROM results
+           WHERE prompt IS NULL"""
     )
     assert {row["id"] for row in rows} == set(answers)
     assert {row["output"] for row in rows} == {"an answer"}
+    assert {row["reuse_digest"] for row in rows} == {None}
     assert {row["parameters"] for row in rows} == {'{"max_tokens": 5}'}
-    words = await house.connection.fetch(
-        "SELECT words::text FROM result_search WHERE result_id = ANY($1)", answers
-    )
-    assert len(words) == len(answers)
-    assert all("answer" in row["words"] and "prompt" not in row["words"] for row in words)
+    # The pass reads no text: it leaves them to the indexer.
+    words = "SELECT words::text FROM result_search WHERE result_id = ANY($1)"
+    assert [row["words"] for row in await house.connection.fetch(words, answers)] == [None] * 2
+    async with Database(settings, "words") as database:
+        assert not await WordIndexer(database, settings).index()
+    found = await house.connection.fetch(words, answers)
+    assert all("answer" in row["words"] and "prompt" not in row["words"] for row in found)
     # The last of a prompt's results comes to its turn later.
     later = house.now + timedelta(days=2)
     await house.connection.execute("UPDATE retention_state SET trusted_at = $1", later)

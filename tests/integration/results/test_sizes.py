@@ -8,7 +8,7 @@ import pytest
 
 from app.core.errors import NotFoundError
 from app.core.settings import Settings
-from app.results import indexer, store
+from app.results import store, word_indexer
 from app.results.sizes import json_bytes, text_bytes
 from app.results.stats import system
 from app.results.store import ResultStore
@@ -75,13 +75,13 @@ async def test_a_text_to_be_indexed_counts_up_to_the_part_that_is_searched(
     connection: asyncpg.Connection,
 ) -> None:
     """Messages count as the longest text beside their stored size; an absent text counts nothing."""
-    most = indexer._CHARACTERS
+    most = word_indexer.CHARACTERS
     sizes = []
     for output, content, messages in (
         (None, None, None), (5, 7, None), (most + 1, 7, None), (5, most + 1, None), (5, None, "[]"),
     ):  # fmt: skip
         row = await connection.fetchrow(
-            f"""SELECT {indexer._TEXT_SIZE}, pg_column_size(c.messages) AS of_messages
+            f"""SELECT {word_indexer._TEXT_SIZE}, pg_column_size(c.messages) AS of_messages
                 FROM (SELECT repeat('x', $1::int) AS output) r,
                   (SELECT repeat('x', $2::int) AS content, $3::jsonb AS messages) c""",
             *(output, content, messages),

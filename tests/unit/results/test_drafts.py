@@ -1,6 +1,6 @@
 """Bounds of a request that need no I/O: the last value that is accepted, and the first that is not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -83,6 +83,7 @@ class Format:
     max_model_len = 100
     has_chat = True
     task = None
+    default_parameters: Mapping[str, float] | None = None
 
     def __init__(self, tokens: int | None) -> None:
         self.tokens = tokens

@@ -3,15 +3,12 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-import asyncpg
 import orjson
 import pytest
 
 from app.core import metrics
 from app.core.database import Connection
 from app.core.ids import created_at, new_id
-from app.results import indexer
-from app.results.indexer import _count_together
 from app.results.rows import EndedResult
 from app.results.stats import histogram
 from app.results.stats.totals import add_to_minutes, observe
@@ -131,19 +128,3 @@ async def test_results_of_a_minute_are_added_up_by_team_model_and_end() -> None:
 
 def _members(result: EndedResult) -> dict[str, Any]:
     return {name: getattr(result, name) for name in EndedResult.__slots__}
-
-
-# --- pieces -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("sizes", "count"),
-    [([], 0), ([99], 1), ([5, 5], 2), ([5, 6], 1), ([11, 1], 1), ([5, -9, 5], 3), ([5, -9, 6], 2)],
-)
-def test_texts_are_indexed_together_up_to_a_size(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[int], count: int
-) -> None:
-    """Negative sizes are those of results that are not due: their texts do not count."""
-    monkeypatch.setattr(indexer, "_PIECE_BYTES", 10)
-    rows = [{"size": abs(size), "is_due": size > 0} for size in sizes]
-    assert _count_together(cast(list[asyncpg.Record], rows)) == count

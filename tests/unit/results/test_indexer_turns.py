@@ -77,7 +77,7 @@ class Looks(ResultIndexer):
         self.places.append(place)
         return [self.look]
 
-    async def index(self) -> bool:
+    async def count(self) -> bool:
         self.done.append("index")
         return "index" in self.has
 

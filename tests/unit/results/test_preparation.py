@@ -165,6 +165,30 @@ async def test_a_text_may_be_continued_if_service_client_and_parameters_agree(
     assert result.resumable is is_resumable
 
 
+@pytest.mark.parametrize(
+    ("defaults", "parameters", "is_resumable"),
+    [
+        (None, {}, True),
+        ({}, {}, True),
+        ({"temperature": 0.6, "repetition_penalty": 1.1}, {}, True),
+        ({"presence_penalty": 1.5}, {}, False),
+        ({"frequency_penalty": 0.5}, {"presence_penalty": 0.0}, False),
+        ({"presence_penalty": 1.5}, {"presence_penalty": 0.0}, True),
+        ({"temperature": 0.0}, {"seed": 1}, True),
+    ],
+)
+async def test_a_model_has_penalties_of_its_own_that_are_not_continued(
+    defaults: dict[str, float] | None, parameters: dict[str, Any], is_resumable: bool
+) -> None:
+    """Those of its generation_config.json hold where the request has none; some are unknown."""
+    house = House()
+    form = Format(1)
+    form.default_parameters = defaults
+    house.model = replace(house.model, format=cast(Any, form))
+    (result,) = await house.group(options=options(parameters=parameters))
+    assert result.resumable is is_resumable
+
+
 async def test_options_are_those_of_the_result() -> None:
     send = options(deadline_seconds=9.0, metadata={"a": 1}, webhook_url="https://example.com/")
     (result,) = await House().group(options=send)

@@ -266,6 +266,21 @@ def test_suspects_run_one_after_the_other() -> None:
     run(work)
 
 
+def test_each_end_of_a_suspect_leaves_the_model_to_others_for_as_long_as_it_ran() -> None:
+    """Before the next one is looked for; again if the database was away."""
+
+    async def work(service: Service) -> None:
+        service.suspects = [replace(claim_of(), is_suspect=True, team_id="t") for _ in range(2)]
+        async with service.working():
+            await asyncio.sleep(15)
+            assert service.pauses == [(10, "m", "t", 10)]
+            service.errors.append(DatabaseUnavailableError("away"))
+            await asyncio.sleep(100)
+            assert service.pauses[1:] == [(80, "m", "t", 10)]
+
+    run(work)
+
+
 def test_suspects_are_left_to_workers_with_a_free_slot() -> None:
     async def work(service: Service) -> None:
         service.slots = {"m": 0}

@@ -66,6 +66,7 @@ class Service(Desk):
         self.suspects: list[Claim] = []
         self.asked: list[tuple[float, dict[str, int]]] = []
         self.asked_suspects: list[float] = []
+        self.pauses: list[tuple[float, str, str, float]] = []
         self.retired: list[UUID] = []
         self.registered: list[UUID] = []
         self.notified: list[list[Notification]] = []
@@ -142,6 +143,11 @@ class Service(Desk):
         self.asked_suspects.append(self.now())
         found, self.suspects = self.suspects[:1], self.suspects[1:]
         return found
+
+    async def pause_suspects(self, model: str, team_id: str, seconds: float) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.pauses.append((self.now(), model, team_id, seconds))
 
     async def append(
         self, _worker: UUID, _chunks: object, notifications: Sequence[Notification]

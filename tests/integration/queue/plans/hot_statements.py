@@ -234,8 +234,9 @@ async def _digest(queue: Queue) -> None:
     await indexer.index()
     if not queue.ids.running:  # nothing has ended: the statement is planned all the same
         async with queue.database.connection() as connection:
-            rows = cast("list[Record]", [{"id": new_id(), "place": 0}])
-            await indexer._index(connection, rows, 100, "SKIP LOCKED")
+            rows = cast("list[Record]", [{"id": new_id(), "place": 0, "is_due": True}])
+            await indexer._count(connection, rows, "SKIP LOCKED")
+            await indexer.words._index(connection, rows, 100)
 
 
 async def _retain(queue: Queue) -> None:
