@@ -13,12 +13,9 @@ from app.core.url_guard import url_fault, webhook_rules
 from app.inference.adapters import ADAPTER_PARAMETER
 from app.inference.images import IMAGES
 from app.inference.model_registry import Model
-from app.queue.enqueue import NewContext, NewResult, OnDisconnect
+from app.queue.enqueue import NewContext, OnDisconnect
 from app.results.plain_contexts import TextSize
 from app.results.requests import SendOptions
-
-# Each choice stores the rendered prompt: sixteen of the longest take PostgreSQL a second.
-MAX_CHOICES_CHARACTERS = 32_000_000
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,17 +97,6 @@ def validate(
     most = max_retain_seconds
     if options.retain_seconds is not None and most is not None and options.retain_seconds > most:
         raise invalid("retain_seconds", f"must be at most {most:.0f}, as your team's results")
-
-
-def check_prompts(results: Sequence[NewResult]) -> None:
-    """Raise InvalidRequestError if the rendered prompts of a request's choices are too long."""
-    stored = sum(len(result.prompt or "") for result in results)
-    if stored > MAX_CHOICES_CHARACTERS:
-        raise invalid(
-            "n",
-            f"the rendered prompts of all choices have {stored:,} characters; a request may have "
-            f"{MAX_CHOICES_CHARACTERS:,}",
-        )
 
 
 def check_logprobs(count: int, most: int) -> None:
