@@ -111,7 +111,7 @@ def check_logprobs(count: int, most: int) -> None:
 
 
 def generation_parameters(
-    draft: SubmissionDraft, max_tokens: int, most_images: int
+    draft: SubmissionDraft, max_tokens: int, settings: Settings
 ) -> dict[str, Any]:
     """The stored parameters. Raises InvalidRequestError for more images than a request may have."""
     parameters: dict[str, Any] = draft.options.parameters.to_stored(max_tokens)
@@ -120,7 +120,8 @@ def generation_parameters(
     if draft.token_ids is not None:
         parameters["prompt_token_ids"] = list(draft.token_ids)
     if draft.images is not None:
-        check_image_count(draft.images, most_images)
+        check_image_count(draft.images, settings.max_images)
+        check_pixels(draft.images["pixels"], settings.max_image_pixels)
         parameters[IMAGES] = dict(draft.images)
     return parameters
 
@@ -130,6 +131,16 @@ def check_image_count(images: Mapping[str, int] | None, most: int) -> None:
     if images is not None and (count := images["count"]) > most:
         raise invalid(
             "messages", f"have {count} images; a request may have {most} (LLM_MAX_IMAGES)"
+        )
+
+
+def check_pixels(count: int, most: int) -> None:
+    """Raise InvalidRequestError for images that take too much memory once they are decoded."""
+    if count > most:
+        raise invalid(
+            "messages",
+            f"have images of {count:,} pixels; a request may have {most:,} (LLM_MAX_IMAGE_PIXELS): "
+            "scale them down",
         )
 
 

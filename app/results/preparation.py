@@ -290,7 +290,7 @@ class Preparation:
             return Prepared(
                 draft.model, self._to_result(principal, draft, parameters, tokens, limits)
             )
-        parameters = generation_parameters(draft, max_tokens, self.settings.max_images)
+        parameters = generation_parameters(draft, max_tokens, self.settings)
         logprobs = count_logprobs(parameters)
         if "prompt_logprobs" in parameters:
             logprobs += count_prompt_logprobs(parameters, await scored_tokens(draft))
