@@ -170,7 +170,7 @@ def new_worker(services: Services) -> Worker:
         services.server_pool,
         settings.engine_silence_seconds,
         continues_by_text=settings.continue_by_text,
-        load_images=StoredImages(services.database).load,
+        load_images=StoredImages(services.database, settings.max_image_pixels).load,
     )
     return Worker(
         services.database, services.queue, backend, services.listener, services.hub, settings

@@ -13,12 +13,9 @@ from app.core.url_guard import url_fault, webhook_rules
 from app.inference.adapters import ADAPTER_PARAMETER
 from app.inference.images import IMAGES
 from app.inference.model_registry import Model
-from app.queue.enqueue import NewContext, NewResult, OnDisconnect
+from app.queue.enqueue import NewContext, OnDisconnect
 from app.results.plain_contexts import TextSize
 from app.results.requests import SendOptions
-
-# Each choice stores the rendered prompt: sixteen of the longest take PostgreSQL a second.
-MAX_CHOICES_CHARACTERS = 32_000_000
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,17 +99,6 @@ def validate(
         raise invalid("retain_seconds", f"must be at most {most:.0f}, as your team's results")
 
 
-def check_prompts(results: Sequence[NewResult]) -> None:
-    """Raise InvalidRequestError if the rendered prompts of a request's choices are too long."""
-    stored = sum(len(result.prompt or "") for result in results)
-    if stored > MAX_CHOICES_CHARACTERS:
-        raise invalid(
-            "n",
-            f"the rendered prompts of all choices have {stored:,} characters; a request may have "
-            f"{MAX_CHOICES_CHARACTERS:,}",
-        )
-
-
 def check_logprobs(count: int, most: int) -> None:
     """Raise InvalidRequestError if a request may have more log probabilities than `most`."""
     if count > most:
@@ -125,7 +111,7 @@ def check_logprobs(count: int, most: int) -> None:
 
 
 def generation_parameters(
-    draft: SubmissionDraft, max_tokens: int, most_images: int
+    draft: SubmissionDraft, max_tokens: int, settings: Settings
 ) -> dict[str, Any]:
     """The stored parameters. Raises InvalidRequestError for more images than a request may have."""
     parameters: dict[str, Any] = draft.options.parameters.to_stored(max_tokens)
@@ -134,7 +120,8 @@ def generation_parameters(
     if draft.token_ids is not None:
         parameters["prompt_token_ids"] = list(draft.token_ids)
     if draft.images is not None:
-        check_image_count(draft.images, most_images)
+        check_image_count(draft.images, settings.max_images)
+        check_pixels(draft.images["pixels"], settings.max_image_pixels)
         parameters[IMAGES] = dict(draft.images)
     return parameters
 
@@ -144,6 +131,16 @@ def check_image_count(images: Mapping[str, int] | None, most: int) -> None:
     if images is not None and (count := images["count"]) > most:
         raise invalid(
             "messages", f"have {count} images; a request may have {most} (LLM_MAX_IMAGES)"
+        )
+
+
+def check_pixels(count: int, most: int) -> None:
+    """Raise InvalidRequestError for images that take too much memory once they are decoded."""
+    if count > most:
+        raise invalid(
+            "messages",
+            f"have images of {count:,} pixels; a request may have {most:,} (LLM_MAX_IMAGE_PIXELS): "
+            "scale them down",
         )
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import orjson
 
 from app.auth.principal import Principal
-from app.core.byte_budget import release
+from app.core.byte_budget import charge, release
 from app.core.errors import ConflictError, ModelNotReadyError
 from app.core.fair_share import in_turns
 from app.core.ids import new_id
@@ -25,13 +25,13 @@ from app.queue.enqueue import NewContext, NewResult
 from app.queue.result_size import count_logprobs, count_prompt_logprobs, expected_bytes
 from app.queue.team_limits import Limits
 from app.results.attributions import AttributionDraft, following, renewed
+from app.results.choices import characters_of, check_choices, choice_of
 from app.results.contexts import ContextStore, erased_context, plain_messages
 from app.results.drafts import (
     GroupRequest,
     Prompt,
     SubmissionDraft,
     check_logprobs,
-    check_prompts,
     generation_parameters,
     to_json,
     validate,
@@ -42,7 +42,7 @@ from app.results.pooling import kind_of, pooling_parameters, render_prompt, wron
 from app.results.rendering import measure_images
 from app.results.requests import ResultCreate, SendOptions
 from app.results.retention.policy import RetentionPolicy
-from app.results.reuse import may_reuse, text_of, with_digest
+from app.results.reuse import may_reuse, with_digest
 from app.results.rows import erased
 from app.results.store import ResultStore
 from app.results.token_budget import (
@@ -145,8 +145,12 @@ class Preparation:
             )
         group_id = ids[0] if request.size > 1 else None
         waiter_id = self.api_process if request.on_disconnect == "cancel" else None
-        prepared = []
+        expected, repeated = characters_of(request)
+        check_choices(expected, request.n)
+        await charge(repeated)
+        prepared: list[Prepared] = []
         remaining = iter(ids)
+        stored = 0
         async for prompt in in_turns(request.prompts):
             first = await self._new_prompt(
                 principal,
@@ -156,21 +160,14 @@ class Preparation:
                 new_id(),
                 cuts_max_tokens=request.cuts_max_tokens,
             )
-            for place, result_id in enumerate(islice(remaining, request.n)):
-                result = replace(
-                    first.result,
-                    id=result_id,
-                    parameters=_of_choice(first.result.parameters, place),
-                    group_id=group_id,
-                    on_disconnect=request.on_disconnect,
-                    waiter_id=waiter_id,
-                    request=request.request,
-                    store=request.store,
-                )
-                if first.result.reuse_digest is not None and place:  # its seed is its own
-                    result = with_digest(result, model, text_of(result))
+            of_prompt, parameters = first.result.prompt, first.result.parameters
+            stored += request.n * (len(of_prompt or "") + len(parameters))
+            check_choices(stored, request.n)
+            await charge(request.n * len(parameters))
+            mine = replace(first.result, group_id=group_id, waiter_id=waiter_id)
+            async for place, result_id in in_turns(enumerate(islice(remaining, request.n))):
+                result = choice_of(mine, request, model, place, result_id)
                 prepared.append(replace(first, result=result))
-        check_prompts([one.result for one in prepared])
         check_logprobs(sum(one.logprobs for one in prepared), self.settings.max_logprobs)
         return prepared
 
@@ -293,7 +290,7 @@ class Preparation:
             return Prepared(
                 draft.model, self._to_result(principal, draft, parameters, tokens, limits)
             )
-        parameters = generation_parameters(draft, max_tokens, self.settings.max_images)
+        parameters = generation_parameters(draft, max_tokens, self.settings)
         logprobs = count_logprobs(parameters)
         if "prompt_logprobs" in parameters:
             logprobs += count_prompt_logprobs(parameters, await scored_tokens(draft))
@@ -347,10 +344,3 @@ def _as_sampled(model: Model, parameters: Mapping[str, Any]) -> Mapping[str, Any
     """The parameters with the model's own ones, which hold where a request has none."""
     defaults = model.format.default_parameters if model.format else None
     return {**(defaults or {}), **parameters}
-
-
-def _of_choice(parameters: str, place: int) -> str:
-    members = orjson.loads(parameters) if place else {}
-    if members.get("seed") is None:
-        return parameters
-    return to_json(members | {"seed": members["seed"] + place})

@@ -1,9 +1,12 @@
 """Chat messages to a prompt, by the chat template of their model."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from app.inference.images import IMAGES, measure, move_behind_tools, to_parts
+from app.core.off_loop import off_loop
+from app.inference.image_size import count_pixels
+from app.inference.images import IMAGES, measure, move_behind_tools, to_parts, uris_of
 from app.inference.model_registry import Model
 from app.results.drafts import no_chat, no_vision
 
@@ -30,12 +33,16 @@ async def render(
 async def measure_images(
     model: Model, messages: list[dict[str, Any]] | None
 ) -> dict[str, int] | None:
-    """Count, characters and, if they are known, tokens of messages' images; None without images.
+    """Count, characters, pixels and, if they are known, tokens of messages' images; None without images.
 
     The tokens are those that the engine adds to the places in the rendered prompt.
     """
     images = measure(messages)
-    if images is not None and messages is not None and model.format is not None:
+    if images is None or messages is None:
+        return None
+    pixels = partial(count_pixels, uris_of(messages))
+    images["pixels"] = await off_loop(images["characters"], pixels)
+    if model.format is not None:
         tokens = await model.format.image_tokens(messages)
         images |= {} if tokens is None else {"tokens": tokens}
     return images

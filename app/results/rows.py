@@ -1,8 +1,9 @@
 """Rows of `results` as their readers get them, and the errors of failed and erased ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, Self
 from uuid import UUID
@@ -12,6 +13,7 @@ import orjson
 
 from app.core.errors import ErasedError, FailureCode, ResultFailedError
 from app.core.ids import unix_seconds
+from app.core.json_lists import items_in_pieces
 from app.queue.enqueue import Kind
 from app.results.sizes import VECTOR_COPIES
 
@@ -83,13 +85,21 @@ class ResultRow(NamedTuple):
         """The vector of an embedding, or the scores of a query's documents."""
         return list(map(float, memoryview(self.vector or b"").cast("f")))
 
+    def encoded_numbers(self) -> orjson.Fragment:
+        """The same as JSON text: an answer of many vectors is not encoded in one call."""
+        return orjson.Fragment(orjson.dumps(self.numbers()))
+
     def token_logprobs(self) -> list[Any]:
         """The log probabilities, an item per token; empty where they were not asked for."""
-        return orjson.loads(self.logprobs) if self.logprobs else []
+        return list(chain.from_iterable(self.logprob_pieces()))
+
+    def logprob_pieces(self) -> Iterator[list[Any]]:
+        """The same in short lists, each parsed when it is taken."""
+        return items_in_pieces(self.logprobs) if self.logprobs else iter(())
 
     def prompt_token_logprobs(self) -> list[Any]:
         """Those of the prompt: null for its first token, each token's own entry first."""
-        return orjson.loads(self.prompt_logprobs) if self.prompt_logprobs else []
+        return list(chain.from_iterable(items_in_pieces(self.prompt_logprobs or "[]")))
 
 
 _VALUES: Callable[[asyncpg.Record], tuple[Any, ...]] = itemgetter(*ResultRow._fields)

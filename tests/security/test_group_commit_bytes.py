@@ -23,7 +23,7 @@ from app.core.ids import new_id
 from app.queue import finish
 from app.queue.enqueue import enqueue_bytes, to_statement
 from app.queue.finish import AttemptEnd
-from app.results.drafts import check_prompts
+from app.results.choices import check_choices
 from app.results.requests import MAX_PROMPT_CHARACTERS
 from app.worker.end_writer import EndWriter
 from tests.integration.queue.queue_bench import Bench, ended, make_result
@@ -221,10 +221,9 @@ def test_choices_share_the_prompt_of_their_request() -> None:
 
 def test_the_prompts_of_all_choices_are_bounded() -> None:
     """Each one is stored; of the longest prompt, sixteen."""
-    result = make_result(prompt="x" * MAX_PROMPT_CHARACTERS)
-    check_prompts([result] * 16)
-    with pytest.raises(InvalidRequestError, match="n: the rendered prompts"):
-        check_prompts([result] * 17)
+    check_choices(16 * MAX_PROMPT_CHARACTERS, 16)
+    with pytest.raises(InvalidRequestError, match="n: the prompts"):
+        check_choices(17 * MAX_PROMPT_CHARACTERS, 17)
 
 
 async def test_each_choice_is_stored_with_its_prompt(bench: Bench) -> None:

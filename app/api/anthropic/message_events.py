@@ -51,19 +51,18 @@ class MessageEvents:
         return frames + encode("message_stop")
 
     def _encode(self, pieces: Sequence[Piece]) -> bytes:
-        frames = b""
-        for piece in pieces:
-            if isinstance(piece, ToolCall):
-                frames += self._close() + self._call(piece)
-                continue
-            block, name, text = open_block(self._result_id, piece)
-            kind = block["type"]
-            if kind != self._open:
-                frames += self._close()
-                self._open = kind
-                frames += self._start(block | {"signature": ""} if name == "thinking" else block)
-            frames += self._delta({"type": f"{kind}_delta", name: text})
-        return frames
+        return b"".join(map(self._piece, pieces))
+
+    def _piece(self, piece: Piece) -> bytes:
+        if isinstance(piece, ToolCall):
+            return self._close() + self._call(piece)
+        block, name, text = open_block(self._result_id, piece)
+        kind, frames = block["type"], b""
+        if kind != self._open:
+            frames = self._close()
+            self._open = kind
+            frames += self._start(block | {"signature": ""} if name == "thinking" else block)
+        return frames + self._delta({"type": f"{kind}_delta", name: text})
 
     def _call(self, call: ToolCall) -> bytes:
         block = call_to_wire(self._shape, self._result_id, self._calls, call)

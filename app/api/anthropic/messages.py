@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, cast
 from uuid import UUID
 
 import orjson
@@ -92,15 +93,15 @@ def message_to_wire(shape: MessageShape, row: ResultRow) -> dict[str, Any]:
     blocks = shape.new_blocks()
     content: list[dict[str, Any]] = []
     calls = 0
-    for piece in blocks.feed(row.text) + blocks.finish(row):
-        if isinstance(piece, ToolCall):
-            content.append(call_to_wire(shape, row.id, calls, piece))
-            calls += 1
+    for kind, pieces in groupby(blocks.feed(row.text) + blocks.finish(row), type):
+        if kind is ToolCall:
+            for call in pieces:
+                content.append(call_to_wire(shape, row.id, calls, cast(ToolCall, call)))
+                calls += 1
             continue
-        block, name, text = open_block(row.id, piece)
-        if not content or content[-1]["type"] != block["type"]:
-            content.append(block)
-        content[-1][name] += text
+        opened = [open_block(row.id, cast(str | Reasoning, piece)) for piece in pieces]
+        block, name, _ = opened[0]
+        content.append(block | {name: "".join(text for _, _, text in opened)})
     ending = shape.ending(row, calls) | {"usage": shape.usage_of(row)}
     return shape.heading(row.id) | {"content": content} | ending
 
@@ -142,7 +143,7 @@ class BlockReader:
         self._reader = shape.rules.new_reader()
         self._calls = 0
         self._kind: type | None = None  # of the block that is open
-        self._space = ""  # before the first other character of a block
+        self._space: list[str] = []  # before the first other character of a block
         self._space_kind: type | None = None
 
     def feed(self, text: str) -> list[Piece]:
@@ -157,7 +158,7 @@ class BlockReader:
         kept: list[Piece] = []
         for piece in pieces:
             if isinstance(piece, ToolCall):
-                self._kind, self._space = None, ""
+                self._kind, self._space = None, []
                 if self._shape.rules.accepts_call(self._calls):
                     kept.append(piece)
                 self._calls += 1
@@ -170,11 +171,11 @@ class BlockReader:
     def _text(self, kind: type, text: str) -> list[str]:
         """The text for the block of this kind, as soon as there is more than white space."""
         if self._space_kind is not kind:
-            self._space, self._space_kind = "", kind
+            self._space, self._space_kind = [], kind
         if self._kind is not kind and not text.strip():
-            self._space += text
+            self._space.append(text)
             return []
-        text, self._space = self._space + text, ""
+        text, self._space = "".join([*self._space, text]), []
         self._kind = kind
         return [text] if text else []
 

@@ -144,16 +144,16 @@ class ChatFrames(Frames):
 
     def _chunks(self, place: int, pieces: Sequence[Piece], logprobs: Any) -> bytes:
         """Chunks of reasoning, text and calls; the first one carries the log probabilities."""
-        frames = b""
+        frames = []
         for piece in pieces:
             if isinstance(piece, str):
-                frames += self._text_chunk(place, piece, logprobs)
+                frames.append(self._text_chunk(place, piece, logprobs))
             elif (delta := self._delta_of(place, piece)) is not None:
-                frames += self._chunk(place, delta, logprobs)
+                frames.append(self._chunk(place, delta, logprobs))
             else:
                 continue
             logprobs = None
-        return frames
+        return b"".join(frames)
 
     def _delta_of(self, place: int, piece: Reasoning | ToolCall) -> dict[str, Any] | None:
         if isinstance(piece, Reasoning):

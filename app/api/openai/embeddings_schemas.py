@@ -7,6 +7,7 @@ import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BaseModel, Field
 
 from app.api.openai.completions_schemas import Prompts
@@ -63,7 +64,7 @@ def embeddings(request: EmbeddingRequest, rows: Sequence[ResultRow]) -> dict[str
     }
 
 
-def _encoded(request: EmbeddingRequest, row: ResultRow) -> str | list[float]:
+def _encoded(request: EmbeddingRequest, row: ResultRow) -> str | orjson.Fragment:
     if request.encoding_format == "base64":
         return base64.b64encode(row.vector or b"").decode()
-    return row.numbers()
+    return row.encoded_numbers()

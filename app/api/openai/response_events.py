@@ -73,17 +73,17 @@ class ResponseEvents:
     def text(self, text: str) -> bytes:
         if self._reader is None:
             return self._content_delta(text)
-        frames = b""
+        frames = []
         for piece in self._reader.feed(text):
             if isinstance(piece, Reasoning):
                 # Reasoning behind the first content is an item at the end.
                 if not self._content_size and not self._has_calls:
-                    frames += self._reasoning_delta(piece.text)
+                    frames.append(self._reasoning_delta(piece.text))
             elif not isinstance(piece, str):
                 self._has_calls = self._has_calls or self._stored.rules.accepts_call(0)
             elif not self._has_calls:
-                frames += self._content_delta(piece)
-        return frames
+                frames.append(self._content_delta(piece))
+        return b"".join(frames)
 
     def end(self, row: ResultRow) -> bytes:
         self.is_over = True
@@ -91,12 +91,11 @@ class ResponseEvents:
         if self._stored.rules.reasoning is not None:
             self._tail += _BETWEEN_ITEMS
         response = response_to_wire(self._stored, row)
-        frames = b""
+        frames, name = [], "failed"
         if row.state == "completed":
-            for place, item in enumerate(response["output"]):
-                frames += self._end_item(place, item)
-        name = response["status"] if row.state == "completed" else "failed"
-        return frames + self._emit(self._next(), f"response.{name}", response=response)
+            name = response["status"]
+            frames = [self._end_item(*item) for item in enumerate(response["output"])]
+        return b"".join([*frames, self._emit(self._next(), f"response.{name}", response=response)])
 
     def error(self, code: str, message: str) -> bytes:
         number = max(self._last + 1, self._base)

@@ -70,7 +70,9 @@ async def score(request: Request) -> Response:
 async def embed(request: Request) -> Response:
     """Compute the vectors of texts, as TEI does."""
     body = parse(EmbedRequest, await body_of(request))
-    return await _respond(request, body, lambda rows: [row.numbers() for row in rows], task="embed")
+    return await _respond(
+        request, body, lambda rows: [row.encoded_numbers() for row in rows], task="embed"
+    )
 
 
 _FIELDS: Mapping[type, str] = {

@@ -156,13 +156,16 @@ class EventWriter:
         self._reader = TokenReader(generation)
         self._max_tokens = generation.max_tokens
         self._end_ids = generation.format.end_ids if generation.format else frozenset()
-        self._text = ""
+        self._stops = tuple(generation.given.stop or ())
+        self._longest = max(map(len, self._stops), default=0)
+        self._ending = ""  # of the text, as long as the longest stop text
         self._index = 0
         self._held: dict[str, Any] | None = None
         self._last: dict[str, Any] | None = None
 
     def add(self, text: str, positions: Sequence[Mapping[str, Any]]) -> bytes:
-        self._text += text
+        if self._longest:
+            self._ending = (self._ending + text)[-self._longest :]
         frames = []
         for place, position in enumerate(positions):
             if self._held is not None:
@@ -180,11 +183,10 @@ class EventWriter:
     def _may_be_last(self, event: dict[str, Any], *, is_newest: bool) -> bool:
         if not self._end_ids or self._max_tokens is None:
             return True
-        stops = tuple(self._generation.given.stop or ())
         return (
             event["token"]["id"] in self._end_ids
             or event["index"] >= self._max_tokens
-            or bool(is_newest and stops and self._text.endswith(stops))
+            or (is_newest and self._ending.endswith(self._stops))
         )
 
     def end(self, row: ResultRow) -> bytes:

@@ -19,6 +19,10 @@ class ResultSettings(Section, title="Results"):
     max_images: int = Field(8, ge=0, le=64)
     """Most images of one request; 0 refuses all. Their bytes are bounded by LLM_MAX_BODY_BYTES: as base64
     they are part of the request."""
+    max_image_pixels: int = Field(64_000_000, ge=1)
+    """Most pixels of the images of one request: a few kilobytes may hold millions, each of which takes at
+    least three bytes where it is decoded. An image whose bytes have no size counts as 32 million. A worker
+    sends at most twice as many of one team at a time; its further results wait."""
     image_urls: Literal["off", "public", "any"] = "off"
     """Images by http and https URLs. `off`: refused; clients send data URIs. `public`: fetched from public
     addresses when the request is accepted, and kept. `any`: from private addresses, too (development, or a

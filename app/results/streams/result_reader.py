@@ -3,14 +3,14 @@
 Independent of any dialect: the packages of `api` encode these events.
 """
 
+import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain, zip_longest
 from typing import Any
 from uuid import UUID
-
-import orjson
 
 from app.core.byte_budget import charge, release
 from app.core.errors import (
@@ -20,6 +20,7 @@ from app.core.errors import (
     MemoryBusyError,
     NotFoundError,
 )
+from app.core.json_lists import behind, items_in_pieces
 from app.core.waiting import SilenceTimer
 from app.queue.live_text import LiveText
 from app.results.rows import LOGPROBS_COPIES, ResultRow
@@ -29,7 +30,7 @@ from app.results.streams.subscribers import ResultSignal
 
 # The text of one event: a slow reader gets and holds its text in pieces.
 _MAX_CHARACTERS = 8192
-_MAX_LISTS = 64  # of log probabilities that one event has, as they came from the engine
+_MAX_LISTS = 16  # of log probabilities that one event has, as they came from the engine
 _POSITION = re.compile(r"([0-9]{1,9}):([0-9]{1,12})")
 
 
@@ -106,7 +107,7 @@ class _Part:
     text: str
     has_more: bool = False  # that can be read at once
     ended: ResultRow | None = None
-    tokens: Sequence[Any] = ()
+    tokens: Iterable[Sequence[Any]] = ()  # in short lists, each parsed when its event is made
     completion_tokens: int | None = None  # up to the end of all that can be read at once
     charge: int = 0  # of an ended result's texts
 
@@ -153,7 +154,7 @@ class ResultReader:
                     pass
                 else:
                     has_more = part.has_more
-                    for event in self._advance(part):
+                    async for event in _in_rounds(self._advance(part)):
                         yield event
                         silence.restart()
                     if part.ended is not None:
@@ -161,6 +162,7 @@ class ResultReader:
                         release(part.charge)
                         return
                 if has_more:
+                    await asyncio.sleep(0)
                     continue
                 if not silence.has_expired:  # during the read
                     await signal.wait()
@@ -203,7 +205,7 @@ class ResultReader:
             offset,
             text,
             has_more=has_tokens or offset + len(text) < len(attempt.text),
-            tokens=tokens,
+            tokens=(tokens,) if tokens else (),
             completion_tokens=attempt.completion_tokens or None,
         )
 
@@ -238,7 +240,7 @@ class ResultReader:
             stored.begins,
             stored.text,
             has_more=stored.has_more,
-            tokens=[token for logprobs in lists for token in orjson.loads(logprobs)],
+            tokens=chain.from_iterable(map(items_in_pieces, lists)),
             completion_tokens=stored.completion_tokens,
         )
 
@@ -248,20 +250,20 @@ class ResultReader:
         if self.continues and since is not None and since <= position.attempt < row.attempt:
             kept = await self.results.continued_from(self.result_id, position.attempt)
             offset = min(position.offset, kept, len(row.text))
-        tokens: Sequence[Any] = ()
+        tokens: Iterable[Sequence[Any]] = ()
         if self.with_tokens and row.logprobs is not None:
             try:
                 amount += await charge(LOGPROBS_COPIES * len(row.logprobs))
             except MemoryBusyError:
                 release(amount)
                 raise
-            tokens = row.token_logprobs()
+            tokens = behind(row.logprob_pieces(), self._tokens_in(row.attempt))
         return _Part(
             row.attempt,
             offset,
             row.text[offset:],
             ended=row,
-            tokens=tokens[self._tokens_in(row.attempt) :],
+            tokens=tokens,
             completion_tokens=row.completion_tokens,
             charge=amount,
         )
@@ -276,12 +278,20 @@ class ResultReader:
         if part.attempt > self.position.attempt:
             self.position, self._tokens = Position(part.attempt, part.begins), 0
             yield AttemptStarted(self.position, part.begins or None)
-        tokens: Sequence[Any] = part.tokens
-        self._tokens += len(tokens)
-        for start in range(0, len(part.text) or bool(tokens), _MAX_CHARACTERS):
-            text = part.text[start : start + _MAX_CHARACTERS]
-            self.position = Position(part.attempt, self.position.offset + len(text))
-            is_last = start + _MAX_CHARACTERS >= len(part.text) and not part.has_more
-            count = part.completion_tokens if is_last else None
-            yield TextDelta(self.position, text, tokens, count)
-            tokens = ()
+        begins = range(0, len(part.text), _MAX_CHARACTERS)
+        texts = (part.text[start : start + _MAX_CHARACTERS] for start in begins)
+        left = len(part.text)
+        for text, tokens in zip_longest(texts, part.tokens):
+            left -= len(text or "")
+            self.position = Position(part.attempt, self.position.offset + len(text or ""))
+            self._tokens += len(tokens or ())
+            count = None if left or part.has_more else part.completion_tokens
+            yield TextDelta(self.position, text or "", tokens or (), count)
+
+
+async def _in_rounds(events: Iterable[Event]) -> AsyncGenerator[Event, None]:
+    """The events; other tasks run between two of them."""
+    for number, event in enumerate(events):
+        if number:
+            await asyncio.sleep(0)
+        yield event

@@ -47,13 +47,15 @@ class Generation(Attempt):
         self._backend = backend
         self.server: Server | None = None  # until it begins
         self._parameters = claim.parameters  # with its images, once they are read
+        self._with_images = contextlib.ExitStack()  # their room until the first token
 
     async def _work(self) -> tuple[AttemptOutcome, Failure | None]:
         resume = self.claim.resume
         if resume is not None and resume.fault is not None:
             return self._start_over(resume.fault)
         try:
-            await self._generate()
+            with self._with_images:
+                await self._generate()
         except CannotContinueError as error:
             return self._start_over(str(error))
         except UnclearError as error:
@@ -72,9 +74,9 @@ class Generation(Attempt):
     async def _generate(self) -> None:
         claim, tried = self.claim, set[str]()
         if IMAGES in claim.parameters:
-            count = claim.parameters[IMAGES]["count"]
-            images = await self._backend.load_images(claim.id, count)
+            images = await self._backend.load_images(claim, self._with_images)
             self._parameters = claim.parameters | {IMAGES: images}
+            self.asked_at = asyncio.get_running_loop().time()  # its team's room may have been full
         refusal: GenerationError = NotTakenError(f"no server has model {claim.model_name} ready")
         cannot_continue: CannotContinueError | None = None
         server = await self._backend.choose_settled(claim.model_name)
@@ -152,6 +154,7 @@ class Generation(Attempt):
         if self.server is not None:
             self.server.heard_at[self.claim.model_name] = self.heard_at
         self.has_answered = True
+        self._with_images.close()
         if self.first_token_seconds is None and delta.text:
             self.first_token_seconds = self.heard_at - self.asked_at
         # A prompt that was continued by text has the earlier text in it.

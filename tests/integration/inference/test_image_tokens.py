@@ -44,6 +44,7 @@ async def test_an_image_takes_its_tokens_of_the_models_length(settings: Settings
         assert result["parameters"]["images"] | {"characters": 0} == {
             "count": 1,
             "characters": 0,
+            "pixels": 16,
             "tokens": IMAGE - 1,
         }
         saved = await service.client.post(f"/models/send/scripted/{result['context_id']}")

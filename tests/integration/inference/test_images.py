@@ -1,8 +1,12 @@
 """Images of messages, with the scripted model: its words depend on them."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -23,6 +27,7 @@ from tests.integration.support import (
     write_model,
 )
 from tests.postgres import PostgresServer
+from tests.unit.worker.test_attempt import claim_of
 
 PARTS = (
     "{% for message in messages %}{% if message.content is string %}{{ message.content }}"
@@ -97,10 +102,17 @@ async def test_a_chat_has_images_at_their_places(vision: Service) -> None:
     in_order = await vision.services.database.fetch(
         "SELECT id FROM results WHERE parameters #>> '{images,count}' = '2' ORDER BY id"
     )
-    loaded = [await StoredImages(vision.services.database).load(one["id"], 2) for one in in_order]
+    stored, images = StoredImages(vision.services.database, 64_000_000), {"count": 2, "pixels": 32}
+    with ExitStack() as until:
+        loaded = [
+            await stored.load(
+                replace(claim_of(), id=one["id"], parameters={"images": images}), until
+            )
+            for one in in_order
+        ]
     assert loaded == [[to_base64(red), to_base64(blue)], [to_base64(blue), to_base64(red)]]
     _, result = await complete(vision, "one", red, "two {{chunks=1}}", blue)
-    images = {"count": 2, "characters": len(red) + len(blue)}
+    images = {"count": 2, "characters": len(red) + len(blue), "pixels": 32}
     assert result["parameters"]["images"] == images
     context = (await vision.client.get(f"/contexts/{result['context_id']}")).json()
     assert context["messages"] == [
@@ -228,6 +240,22 @@ async def test_a_request_has_a_bound(vision: Service, connection: asyncpg.Connec
     body = {"model": "scripted", "messages": [{"role": "user", "content": "x", "images": outside}]}
     assert_problem(await vision.client.post("/results/", json=body), 422, "invalid_request")
     assert await connection.fetchval("SELECT count(*) FROM results") == 0
+
+
+async def test_images_wait_until_their_team_has_room(vision: Service) -> None:
+    """A team has twice the pixels of one request between a worker and its engines."""
+    _, result = await complete(vision, png_uri(RED), QUESTION)
+    stored = StoredImages(vision.services.database, 100)
+    images = {"count": 1, "pixels": 90}
+    claim = replace(claim_of(), id=UUID(result["id"]), team_id="a", parameters={"images": images})
+    with ExitStack() as first, ExitStack() as others:
+        assert await stored.load(claim, first) == [to_base64(png_uri(RED))]
+        await stored.load(claim, others)
+        third = asyncio.create_task(stored.load(claim, others))
+        assert await stored.load(replace(claim, team_id="b"), others)
+        assert not third.done()
+        first.close()
+        assert await third
 
 
 @pytest.mark.parametrize("lacking", ["vision", "template"])

@@ -49,3 +49,37 @@ def test_all_texts_are_the_answer(tokenizer: Tokenizer, prompt: str, text: str) 
     assert text.startswith("".join(reported))
     if not text.endswith("\ufffd"):
         assert "".join(reported) == text
+
+
+SMILE = list("🙂".encode())
+
+
+@pytest.fixture(scope="module")
+def bytes_alone() -> Tokenizer:
+    """A vocabulary of bytes, and of pairs that are the end of a character and the start of another."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [one for one in range(256) if one not in shown]
+    letters = {one: chr(one) for one in shown} | {
+        one: chr(256 + place) for place, one in enumerate(hidden)
+    }
+    vocabulary = {letters[one]: one for one in range(256)}
+    vocabulary[letters[SMILE[3]] + "".join(letters[one] for one in SMILE[:3])] = 256
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("ids", "texts"),
+    [
+        ([0x80] * 5 + [97], ["", "", "", "\ufffd", "\ufffd", "\ufffd\ufffd\ufffda"]),
+        ([0xF0, *SMILE, 97], ["", "", "", "\ufffd", "🙂", "a"]),
+        ([0xF0] * 4 + SMILE, [*["", "", "", "\ufffd"], *["\ufffd"] * 3, "🙂"]),
+        ([*SMILE[:3], *[256] * 5, SMILE[3]], ["", "", "", "🙂", *["🙂"] * 4, "🙂"]),
+        ([97, 300, 300, 300, 300, 98], ["a", "", "", "", "", "b"]),
+    ],
+)
+def test_what_becomes_no_character_is_returned(
+    bytes_alone: Tokenizer, ids: list[int], texts: list[str]
+) -> None:
+    assert texts_of(bytes_alone, ids, []) == texts

@@ -101,9 +101,30 @@ def jpeg(segments: int) -> bytes:
     return b"\xff\xd8" + b"\xff\xfe\x00\x03x" * segments + frame
 
 
+def gif(screen: int, frame: int, before: bytes = b"", colours: int = 0x80) -> bytes:
+    """A GIF of squares, up to the size of its first frame."""
+
+    def twice(edge: int) -> bytes:
+        return edge.to_bytes(2, "little") * 2
+
+    table = bytes(6) if colours & 0x80 else b""
+    head = b"GIF89a" + twice(screen) + bytes([colours, 0, 0]) + table
+    return head + before + b"," + twice(0) + twice(frame)
+
+
+COMMENT = b"!\xfe\x02ab\x01c\x00"
+
+
 @pytest.mark.parametrize(
     ("content", "kind", "size"),
     [
+        (gif(9, 9), "gif", (9, 9)),
+        (gif(9, 5_000, COMMENT * 3), "gif", (5_000, 5_000)),
+        (gif(5_000, 9, colours=0), "gif", (5_000, 5_000)),
+        (gif(9, 9, COMMENT)[:-1], "gif", None),
+        (gif(9, 9, COMMENT * 5_000), "gif", None),
+        (gif(9, 9, b"!\xfe" + b"\x01c" * 5_000 + b"\x00"), "gif", None),
+        (gif(9, 9, b"x"), "gif", None),
         (png(RED, 7, 3), "png", (7, 3)),
         (png(RED, 7, 3)[:23], "png", None),
         (b"\x89PNG\r\n\x1a\nbroken", "png", None),

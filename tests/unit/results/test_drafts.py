@@ -7,13 +7,18 @@ from uuid import UUID
 import pytest
 
 from app.core.errors import InvalidRequestError
-from app.core.ids import new_id
 from app.core.settings import Settings
 from app.inference.model_registry import Model
 from app.inference.sampling import SamplingParameters
-from app.queue.enqueue import NewResult
-from app.results import drafts
-from app.results.drafts import SubmissionDraft, check_logprobs, check_prompts, validate
+from app.results import choices
+from app.results.choices import characters_of, check_choices
+from app.results.drafts import (
+    GroupRequest,
+    Prompt,
+    SubmissionDraft,
+    check_logprobs,
+    validate,
+)
 from app.results.requests import SendOptions
 from app.results.token_budget import count_tokens, generated_tokens
 
@@ -62,19 +67,20 @@ def test_the_default_deadline_is_bounded_as_any_other() -> None:
 
 
 def test_the_prompts_of_all_choices_may_reach_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafts, "MAX_CHOICES_CHARACTERS", 10)
-
-    def result(prompt: str | None) -> NewResult:
-        return NewResult(new_id(), "default", new_id(), "m", "{}", 1.0, prompt=prompt)
-
-    full = [result("12345"), result(None), result("12345")]
-    assert field_of(lambda: check_prompts(full)) is None
-    assert field_of(lambda: check_prompts([*full, result("6")])) == "n"
+    monkeypatch.setattr(choices, "MAX_CHOICES_CHARACTERS", 10)
+    assert field_of(lambda: check_choices(10, 2)) is None
+    assert field_of(lambda: check_choices(11, 2)) == "n"
+    assert field_of(lambda: check_choices(11, 1)) == "messages"
     assert field_of(lambda: check_logprobs(10, 10)) is None
     assert field_of(lambda: check_logprobs(11, 10)) == "parameters.logprobs"
 
 
-# --- tokens -----------------------------------------------------------------------------------------
+def test_what_a_request_repeats_is_known_before_it_is_rendered() -> None:
+    query = {"role": "query", "content": "ab"}
+    prompts = [Prompt(messages=[query, {"role": "document", "content": one}]) for one in "cd"]
+    assert characters_of(GroupRequest("m", prompts)) == (6, 2)
+    assert characters_of(GroupRequest("m", prompts[:1], n=3)) == (9, 6)
+    assert characters_of(GroupRequest("m", [Prompt(content="abc")], n=3)) == (0, 0)
 
 
 class Format:

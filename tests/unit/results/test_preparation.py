@@ -66,6 +66,9 @@ class House:
     async def of(self, _team: str) -> Kept:
         return self.kept
 
+    async def fetched(self, _team: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return messages
+
     async def request(self, _team: str, _result: UUID) -> SubmittedRequest:
         assert self.request_row is not None
         return self.request_row

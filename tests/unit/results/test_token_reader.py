@@ -1,5 +1,6 @@
 """A reader of tokens: it gets each once, from memory and from the row of the end."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any, cast
 
@@ -72,3 +73,29 @@ async def test_a_reader_of_text_gets_no_tokens() -> None:
     assert isinstance(delta, TextDelta)
     assert (delta.text, list(delta.tokens), delta.completion_tokens) == ("text", [], 2)
     assert [type(event) async for event in events] == [Ended]
+
+
+async def test_a_long_text_is_read_in_turns_with_other_tasks() -> None:
+    """The tokens of one event are few, and other tasks run between two events."""
+    hub = new_hub()
+    row = result_row(output="a" * 5_000, logprobs=tokens(*range(5_000)))
+    hub.attach(Scripted(replace(claim_of(), id=row.id, attempt=1), hub.on_text))
+    events = reader_of(hub, row.id).events()
+    assert isinstance(await anext(events), AttemptStarted)
+    hub.deliver(cast(Any, row._asdict()))
+    rounds, found = 0, list[int]()
+
+    async def count_rounds() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_rounds())
+    async for event in events:
+        if isinstance(event, TextDelta):
+            assert len(event.tokens) <= 1_000
+            found += [int(key) for token in event.tokens for key in token]
+    counting.cancel()
+    assert found == list(range(5_000))
+    assert rounds >= 5

@@ -8,7 +8,15 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from continuation import continue_generation
 from engine_host import EngineHost
-from generation_request import GenerationRequest, RefusedError, read_images
+from generation_request import (
+    MAX_PIXELS_AT_ONCE,
+    GenerationRequest,
+    RefusedError,
+    count_pixels,
+    decode_images,
+    open_images,
+)
+from pixel_gate import PixelGate
 from server_metrics import ServerMetrics
 from vllm import PoolingParams
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -28,6 +36,7 @@ class EngineRequests:
         self.metrics = metrics
         self.lora_ids = {name: number for number, name in enumerate(host.lora_paths, start=1)}
         self.numbers = itertools.count(1)
+        self.pixels = PixelGate(MAX_PIXELS_AT_ONCE)
 
     def check_lora(self, request: GenerationRequest) -> None:
         if request.lora_name is not None and request.lora_name not in self.lora_ids:
@@ -46,11 +55,10 @@ class EngineRequests:
         if request.images:
             if not self.host.takes_images:
                 raise RefusedError(f"image: model {self.model_name} has no vision")
-            images = await asyncio.to_thread(read_images, request.images)
-            prompt["multi_modal_data"] = {"image": images}
-        engine, limit = self.host.engine, self.host.max_model_len
-        parsed = parse_model_prompt(self.host.config.model_config, prompt)
-        (rendered,) = await engine.renderer.render_cmpl_async([parsed])
+            rendered = await self.tokenize_with_images(prompt, request.images)
+        else:
+            rendered = await self.tokenize(prompt)
+        limit = self.host.max_model_len
         length = len(rendered["prompt_token_ids"])
         wanted = request.sampling.max_tokens or 1
         if length + wanted > limit:
@@ -60,6 +68,20 @@ class EngineRequests:
             )
         self.metrics.prompt_tokens += length
         return rendered, length
+
+    async def tokenize(self, prompt: dict[str, Any]) -> dict[str, Any]:
+        parsed = parse_model_prompt(self.host.config.model_config, prompt)
+        (rendered,) = await self.host.engine.renderer.render_cmpl_async([parsed])
+        return rendered
+
+    async def tokenize_with_images(
+        self, prompt: dict[str, Any], encoded: list[bytes]
+    ) -> dict[str, Any]:
+        """Decodes the images, which the rendered prompt holds as the model's tensors alone."""
+        images = await asyncio.to_thread(open_images, encoded)
+        async with self.pixels.hold(count_pixels(images)):
+            decoded = await asyncio.to_thread(decode_images, images)
+            return await self.tokenize(prompt | {"multi_modal_data": {"image": decoded}})
 
     async def refuse_generation(self) -> None:
         """Raise RefusedError for a generation of a pooling model, or the error of its dead engine.

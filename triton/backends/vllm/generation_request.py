@@ -33,6 +33,7 @@ _RETURN_FLAGS = (
 # Pillow has readers for many formats; these are safe to read from strangers.
 IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 MAX_IMAGE_PIXELS = 32_000_000  # 96 MB as RGB
+MAX_PIXELS_AT_ONCE = 2 * MAX_IMAGE_PIXELS  # that are decoded, for all requests of a model
 # JSON has no infinity; vLLM's own server writes impossible tokens this way.
 _LEAST_LOGPROB = -9999.0
 
@@ -121,12 +122,12 @@ def check_text(name: str, text: str) -> str:
     return text
 
 
-def read_images(encoded: list[bytes]) -> list[Image.Image]:
-    return [read_image(one) for one in encoded]
+def open_images(encoded: list[bytes]) -> list[Image.Image]:
+    """The images with their sizes, not decoded yet. Raises RefusedError."""
+    return [open_image(one) for one in encoded]
 
 
-def read_image(encoded: bytes) -> Image.Image:
-    """Decodes one image. Takes a second for the largest: not for the engine's loop."""
+def open_image(encoded: bytes) -> Image.Image:
     try:
         content = base64.b64decode(encoded, validate=True)
         image = Image.open(BytesIO(content), formats=IMAGE_FORMATS)
@@ -137,8 +138,17 @@ def read_image(encoded: bytes) -> Image.Image:
         raise RefusedError(
             f"image has {width} x {height} pixels; at most {MAX_IMAGE_PIXELS:,} are taken"
         )
+    return image
+
+
+def count_pixels(images: list[Image.Image]) -> int:
+    return sum(image.width * image.height for image in images)
+
+
+def decode_images(images: list[Image.Image]) -> list[Image.Image]:
+    """Decodes images. Takes a second for a large one: not for the engine's loop."""
     try:
-        return image.convert("RGB")
+        return [image.convert("RGB") for image in images]
     except Exception as error:  # noqa: BLE001 - decoders raise anything for broken contents
         raise RefusedError(f"image cannot be decoded: {error}") from None
 
