@@ -7,6 +7,7 @@ are exact up to what other processes accept within the tenth of a second that a 
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,13 +19,16 @@ from app.queue.budgets import BudgetGuard
 from app.queue.depth import QueueDepth
 from app.queue.enqueue import NewResult
 from app.queue.rate_buckets import MAX_REQUESTS, Cost, RateBuckets, Shortage
-from app.queue.team_limits import Limits, TeamLimits
+from app.queue.team_limits import ANY_MODEL, Limits, TeamLimits
 
 _Key = tuple[str, str]  # team, model
 
 _REQUESTS, _TOKENS = "requests_per_minute", "tokens_per_minute"
 _CACHE_TTL_SECONDS = 0.1
 _RECOUNT_SECONDS = 0.01  # who is refused again and again costs no more than this
+_SHARE_SECONDS = 1.0  # as old may a count of all models be: it is one of a long queue
+# Half of a shorter queue is no share worth having.
+_SHARED_QUEUE = 1_000
 _MAX_BATCH = 100
 _RETRY_SECONDS = 5
 
@@ -60,6 +64,8 @@ class Admission:
         settings: Settings,
     ) -> None:
         self._depth = depth
+        is_shared = settings.team_max_queued is None and settings.max_queued >= _SHARED_QUEUE
+        self._share = settings.max_queued // 2 if is_shared else None  # of a team without a limit
         self._limits = limits
         self._budgets = budgets
         self._queued: dict[_Key, _Queued] = {}  # of limited teams: bounded by those and models
@@ -91,6 +97,11 @@ class Admission:
                 if most is not None:
                     stack.enter_context(await self._in_queue(key, len(group), most))
             await self._depth.admit(len(results))
+            if self._share is not None and self._depth.queued > self._share:
+                unlimited = (one.team_id for one in results if one.limits.max_queued is None)
+                for team_id, count in Counter(unlimited).items():
+                    key = team_id, ANY_MODEL
+                    stack.enter_context(await self._in_queue(key, count, self._share))
             await self._take_rates(groups)
             yield
 
@@ -102,22 +113,30 @@ class Admission:
         age = now - queued.counted_at
         is_over = queued.count + queued.since + results > most
         # Accepted results may run by now: they are counted again before a request is refused.
-        if age > _CACHE_TTL_SECONDS or (is_over and age > _RECOUNT_SECONDS):
-            count = await self._counts.submit((*key, most))
+        seconds = (_CACHE_TTL_SECONDS, _RECOUNT_SECONDS)[is_over]
+        if age > (_SHARE_SECONDS if key[1] == ANY_MODEL else seconds):
+            count = await self._count_of(key, most)
             queued.count, queued.since = count, queued.in_flight
             queued.counted_at = asyncio.get_running_loop().time()
         waiting = queued.count + queued.since
         if waiting + results > most:
             team, model = key
+            share = " while the whole queue is more than half full"
             raise LimitError(
-                f"{waiting} results of team {team!r} wait for model {model}, of {most} that may. Try "
-                "again when some have run.",
+                f"{waiting} results of team {team!r} wait{'' if model == ANY_MODEL else f' for model {model}'}, "
+                f"of {most} that may{share if model == ANY_MODEL else ''}. Try again when some have run.",
                 headers={"Retry-After": str(_RETRY_SECONDS)},
                 extra={"limit": "max_queued", "allowed": most, "position": waiting + 1},
             )
         queued.since += results
         queued.in_flight += results
         return _in_flight(queued, results)
+
+    async def _count_of(self, key: _Key, most: int) -> int:
+        team_id, model = key
+        models = await self._depth.by_model() if model == ANY_MODEL else [model]
+        counts = (self._counts.submit((team_id, one, most)) for one in models)
+        return sum(await asyncio.gather(*counts))
 
     async def _take_rates(self, groups: Mapping[_Key, Sequence[NewResult]]) -> None:
         costs = []

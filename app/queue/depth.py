@@ -82,6 +82,11 @@ class QueueDepth:
         await self._refresh()
         return self._snapshot.workers
 
+    @property
+    def queued(self) -> int:
+        """Results that wait, as of the last count, and those that this process has accepted since."""
+        return self._snapshot.queued + self._accepted
+
     async def oldest_seconds(self) -> dict[str, float]:
         """Return the age of the oldest waiting result by model, as of some seconds ago."""
         began = time.monotonic()

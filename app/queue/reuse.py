@@ -17,7 +17,7 @@ from app.queue.terminal_state import MAX_BATCH, end_sql
 def _is_source_sql(new: str) -> str:
     """Condition: the result `s` may answer `new`. A reused result answers no other: its source may be gone.
 
-    Nor does one whose prompt retention has erased: it would tell that this prompt was sent.
+    Nor does one whose prompt retention has erased: it would show that this prompt was sent.
     """
     return f"""s.team_id = {new}.team_id AND s.reuse_digest = {new}.reuse_digest
       AND s.model_version IS NOT DISTINCT FROM {new}.model_version

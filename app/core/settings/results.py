@@ -33,7 +33,8 @@ class ResultSettings(Section, title="Results"):
     """Most unclaimed results in the queue; a further one returns 429."""
     team_max_queued: int | None = Field(None, ge=1)
     """Most unclaimed results of one team and model; a further one returns 429. `python -m app team`
-    overrides it per team. Unset: no limit."""
+    overrides it per team. Unset: half of LLM_MAX_QUEUED for all models of a team together, while the
+    whole queue is more than half full, if LLM_MAX_QUEUED is at least 1000."""
     team_max_running: int | None = Field(None, ge=1)
     """Most results of one team that run on one model at the same time; the others wait. Unset: no
     limit."""

@@ -12,12 +12,15 @@ import httpx
 import pytest
 
 from app.auth.principal import Principal
+from app.core.errors import LimitError, QueueFullError
 from app.core.ids import new_id
 from app.core.settings import Settings
+from app.queue import admission
 from app.queue.enqueue import NewContext, NewResult
 from app.queue.rate_buckets import Cost, RateBuckets
 from app.queue.team_limits import ANY_MODEL, Limits
 from tests.conftest import Service, run_service
+from tests.integration.queue.queue_bench import make_result
 from tests.integration.support import until
 
 BODY = {"model": "scripted", "content": "text", "parameters": {"max_tokens": 5}}
@@ -129,8 +132,41 @@ async def test_other_teams_have_their_own(two: tuple[Service, Service]) -> None:
     await set_limits(two, max_queued=1)
     assert ok(await send(two[0]))
     assert not ok(await send(two[0]))
-    admission = two[0].services.admission
-    assert (await admission.limits_of("other", "scripted")).max_queued is None
+    limits = await two[0].services.admission.limits_of("other", "scripted")
+    assert limits.max_queued is None
+
+
+async def test_no_team_fills_the_whole_queue_alone(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it is one team's, over all models; another team has the rest. A limit of its own replaces it."""
+    monkeypatch.setattr(admission, "_SHARED_QUEUE", 6)
+    monkeypatch.setattr(admission, "_SHARE_SECONDS", 0.0)
+    async with run_service(settings.model_copy(update={"max_queued": 6}), with_worker=False) as api:
+
+        async def admit(team: str, model: str, limits: Limits | None = None) -> None:
+            context = NewContext(new_id(), team, "a prompt", None, "{}")
+            members = {"team_id": team, "limits": limits or Limits(), "model_name": model}
+            one = make_result(new_context=context, context_id=context.id, **members)
+            api.services.depth._snapshot.expires = 0.0  # it is counted now
+            async with api.services.admission.admitted([one]):
+                assert await api.services.queue.enqueue([one]) == [True]
+
+        for model in "mnm":
+            await admit("many", model)
+        for model in "mno":
+            with pytest.raises(
+                LimitError, match=r"^3 results of team 'many' wait, of 3"
+            ) as refused:
+                await admit("many", model)
+            assert refused.value.extra == {"limit": "max_queued", "allowed": 3, "position": 4}
+        await admit("other", "m")
+        await admit("many", "n", Limits(max_queued=5))
+        with pytest.raises(LimitError):
+            await admit("many", "m")
+        await admit("third", "m")
+        with pytest.raises(QueueFullError):
+            await admit("third", "m")
 
 
 async def test_limits_change_and_go_while_the_service_runs(two: tuple[Service, Service]) -> None:

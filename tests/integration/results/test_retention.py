@@ -224,6 +224,26 @@ async def test_a_prompt_may_go_before_its_answers_and_they_are_found_by_their_ow
     assert {row["id"] for row in left} == {waiting, never_sent}
 
 
+async def test_words_of_a_prompt_that_are_found_while_it_is_erased_are_found_again(
+    settings: Settings, house: House
+) -> None:
+    """The indexer has read the prompt, and stores its words after the pass has looked."""
+    answer = await house.result(age=3 * DAY)
+    await house.connection.execute("UPDATE result_search SET words = NULL")
+    async with Database(settings, "words") as database:
+        async with database.connection() as indexer, indexer.transaction():
+            await indexer.execute("UPDATE result_search SET words = to_tsvector('prompt answer')")
+            erasing = asyncio.create_task(look(settings, prompts=DAY))
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            await until(lambda: house.connection.fetchval(waits))
+        await erasing
+        await WordIndexer(database, settings).index()
+    words = "SELECT words::text FROM result_search WHERE result_id = $1"
+    found = await house.connection.fetchval(words, answer)
+    assert "answer" in found
+    assert "prompt" not in found
+
+
 async def _at(moment: datetime) -> datetime:
     return moment
 

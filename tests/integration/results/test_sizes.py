@@ -9,6 +9,7 @@ import pytest
 from app.core.errors import NotFoundError
 from app.core.settings import Settings
 from app.results import store, word_indexer
+from app.results.search_words import CHARACTERS
 from app.results.sizes import json_bytes, text_bytes
 from app.results.stats import system
 from app.results.store import ResultStore
@@ -75,7 +76,7 @@ async def test_a_text_to_be_indexed_counts_up_to_the_part_that_is_searched(
     connection: asyncpg.Connection,
 ) -> None:
     """Messages count as the longest text beside their stored size; an absent text counts nothing."""
-    most = word_indexer.CHARACTERS
+    most = CHARACTERS
     sizes = []
     for output, content, messages in (
         (None, None, None), (5, 7, None), (most + 1, 7, None), (5, most + 1, None), (5, None, "[]"),

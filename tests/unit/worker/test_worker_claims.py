@@ -267,7 +267,7 @@ def test_suspects_run_one_after_the_other() -> None:
 
 
 def test_each_end_of_a_suspect_leaves_the_model_to_others_for_as_long_as_it_ran() -> None:
-    """Before the next one is looked for; again if the database was away."""
+    """Before the next one is looked for; again if the database was unreachable."""
 
     async def work(service: Service) -> None:
         service.suspects = [replace(claim_of(), is_suspect=True, team_id="t") for _ in range(2)]

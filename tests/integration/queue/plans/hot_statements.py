@@ -145,6 +145,11 @@ async def _claim_suspects(queue: Queue) -> None:
     await queue.jobs.claim_suspects(queue.ids.worker, [*MODELS, SUSPECTED])
 
 
+async def _pause_suspects(queue: Queue) -> None:
+    for model in (*MODELS, SUSPECTED):
+        await queue.jobs.pause_suspects(model, TEAM, 1.0)
+
+
 async def _append(queue: Queue) -> None:
     chunks = [Chunk(one, 1, 90, "text", 1, 1) for one in running(queue)]
     await queue.jobs.append(queue.ids.worker, chunks)
@@ -300,6 +305,7 @@ HOT_STATEMENTS: Sequence[HotStatement] = (
     # It counts the running results.
     HotStatement("claim within limits", _claim_within_limits, 2_700, 6_000),
     HotStatement("claim suspects", _claim_suspects, 150, 3_000),
+    HotStatement("pause suspects", _pause_suspects, 150, 3_000),
     HotStatement("append", _append, 150, 1_000),
     HotStatement("end", _end(COMPLETED), 1_000, 3_000),
     HotStatement("end and read", _end(COMPLETED, reads=True), 1_000, 3_000),
