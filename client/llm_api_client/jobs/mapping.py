@@ -96,14 +96,17 @@ class Course(Generic[Value]):
     _list_rows: int = MAX_ROWS
     _resting_until: float = 0.0
     _pending: int = 0
+    _run: object = None
 
     def rows(self) -> Feed[Row[Value]]:
         """The rows that end behind `after`, to the end of the job.
 
         Raises:
             AuthenticationError: the key was revoked; run the same again with another one.
+            ConfigurationError: another process writes the file of answers, for example.
             OutputError: the file of answers cannot be written.
         """
+        run = self._run = object()
         if self.output is not None:
             self.after = self.output.open(self.job_id, self.after)
         self.progress.open()
@@ -116,9 +119,11 @@ class Course(Generic[Value]):
             if self.output is not None:
                 self.output.finish()
         finally:
-            self.progress.close()
-            if self.output is not None:
-                self.output.close()
+            # An asynchronous loop that was left ends behind the beginning of the next one.
+            if self._run is run:
+                self.progress.close()
+                if self.output is not None:
+                    self.output.close()
 
     def _all_rows(self) -> Feed[Row[Value]]:
         is_sender = self.batches is not None
