@@ -140,12 +140,17 @@ def test_a_row_that_was_sent_again_has_no_failure(capsys: Any) -> None:
 def test_login_checks_the_key_before_it_stores_it(
     run: Run, requests: list[httpx.Request], tmp_path: Path
 ) -> None:
-    words = ["login", "--url", "http://service"]
+    words = ["login", "--url", "https://service"]
     refused = {"code": "invalid_token", "status": 401, "detail": "d"}
     assert run(*words, stdin="wrong\n", me=(401, refused)) == 3
     assert not (tmp_path / "llm-api").exists()
     assert run(*words, stdin="right\n", me=(200, {"team_id": "red", "scopes": ["use"]})) == 0
     assert requests[-1].headers["authorization"] == "Bearer right"
+    assert config.resolve().key == "right"
+    words[-1] = "http://service"
+    assert run(*words, stdin="right\n") == 2
+    caller = {"team_id": "red", "scopes": ["use"]}
+    assert run(*words, "--allow-http", stdin="right\n", me=(200, caller)) == 0
     assert config.resolve().key == "right"
 
 
