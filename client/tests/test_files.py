@@ -23,7 +23,7 @@ HOLDER = """
 import sys
 from llm_api_client.jobs.output import AnswerFile
 file = AnswerFile(sys.argv[1])
-file.open("j", 0)
+file.open("j")
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -55,12 +55,12 @@ def test_a_file_has_one_writing_process(tmp_path: Path, name: str) -> None:
         with lines.open("ab") as file:
             file.write(b'{"key":"torn')
         with pytest.raises(ConfigurationError, match=f"written by process {holder} on "):
-            AnswerFile(path).open("j", 0)
+            AnswerFile(path).open("j")
         assert lines.read_bytes() == b'{"key":"torn'  # the other one's line, not yet whole
     file_of_answers = AnswerFile(path)
-    file_of_answers.open("j", 0)
+    file_of_answers.open("j")
     with pytest.raises(ConfigurationError, match=f"written by process {os.getpid()} on "):
-        AnswerFile(path).open("j", 0)
+        AnswerFile(path).open("j")
     file_of_answers.close()
     assert not (tmp_path / f"{name}.lock").exists()
     assert lines.read_bytes() == b""
@@ -77,10 +77,10 @@ def test_a_file_is_locked_until_its_last_step(
 
     monkeypatch.setattr(output, "write_parquet", second)
     file = AnswerFile(path)
-    file.open("j", 0)
+    file.open("j")
     file.finish()
     assert [str(os.getpid()) in (one or "") for one in refusals] == [True]
-    file.open("j", 0)
+    file.open("j")
     file.close()
 
 
@@ -100,7 +100,7 @@ def test_a_row_is_on_the_disk_before_it_is_handed_on(
 ) -> None:
     path = tmp_path / "a.jsonl"
     file = AnswerFile(path)
-    file.open("j", 0)
+    file.open("j")
     synced: list[tuple[str, int]] = []
     wait = os.fsync
 
@@ -119,10 +119,11 @@ def test_a_row_is_on_the_disk_before_it_is_handed_on(
     assert (synced[2][0], len(synced)) == ("a.jsonl.failed.jsonl.new", 4)
 
 
-async def test_an_asynchronous_loop_that_was_left_does_not_close_the_next_one(
-    tmp_path: Path,
+@pytest.mark.parametrize("has_file", [True, False])
+async def test_a_loop_that_was_left_goes_on_with_the_next_row(
+    tmp_path: Path, has_file: bool
 ) -> None:
-    """Its generator ends in a later step of the event loop."""
+    """Inside a page; its generator ends in a later step of the event loop, and closes no file of the next."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         after = int(request.url.params.get("after", 0))
@@ -130,17 +131,19 @@ async def test_an_asynchronous_loop_that_was_left_does_not_close_the_next_one(
         rows = [
             {"place": place, "key": f"k{place}", "result_id": "r", "state": "completed"}
             | {"result": result}
-            for place in range(after + 1, min(after + 2, 5))
+            for place in range(after + 1, min(after + 3, 5))
         ]
         body: Any = rows if request.url.path.endswith("results") else {"id": "j", "state": "ended"}
         return httpx.Response(200, json=body, headers={"link": '<x>; rel="next"'} if rows else {})
 
     path = tmp_path / "a.jsonl"
+    out = path if has_file else None
     async with AsyncClient("http://x", transport=httpx.MockTransport(answer)) as client:
-        job = await client.job("j", out=path)
+        job = await client.job("j", out=out)
         async for _ in job:
             break
         keys = [row.key async for row in job]
         await asyncio.sleep(0)
     assert keys == ["k2", "k3", "k4"]
-    assert path.read_bytes().count(b"\n") == 4
+    if has_file:
+        assert path.read_bytes().count(b"\n") == 4

@@ -97,6 +97,8 @@ class Course(Generic[Value]):
     _resting_until: float = 0.0
     _pending: int = 0
     _run: object = None
+    # The last place in the file of answers.
+    _written: int = 0
 
     def rows(self) -> Feed[Row[Value]]:
         """The rows that end behind `after`, to the end of the job.
@@ -106,16 +108,18 @@ class Course(Generic[Value]):
             ConfigurationError: another process writes the file of answers, for example.
             OutputError: the file of answers cannot be written.
         """
-        run = self._run = object()
+        is_first, run = self._run is None, object()
+        self._run = run
         if self.output is not None:
-            self.after = self.output.open(self.job_id, self.after)
+            self._written = self.output.open(self.job_id)
+            if is_first:
+                self.after = max(self.after, self._written)
         self.progress.open()
         try:
             yield from self._all_rows()
             if self.ordering is not None:
                 while len(self.ordering):
-                    for row in self.ordering.skip():
-                        yield Emit(row)
+                    yield from self._emit(self.ordering.skip())
             if self.output is not None:
                 self.output.finish()
         finally:
@@ -131,18 +135,19 @@ class Course(Generic[Value]):
         poll, silent = _MIN_POLL_SECONDS, 0
         while True:
             if self._may_send():
-                yield from self._emit((yield from self._send_next()), are_refused=True)
+                yield from self._refuse((yield from self._send_next()))
             ended = yield from jobs.ended_page(self.job_id, after=self.after)
             if page := ended.rows:
-                yield from self._emit([self.read(row) for row in page])
-                self.after, poll, silent = page[-1].place, _MIN_POLL_SECONDS, 0
+                poll, silent = _MIN_POLL_SECONDS, 0
+                yield from self._end(page)
                 self._pending = max(0, self._pending - len(page))
                 if not ended.has_more and len(page) < MAX_PAGE and not self._may_send():
                     yield Pause(_FILL_SECONDS)
                 continue
             # A job that another run sends is read until nothing of it is pending.
             is_silent = silent >= _SILENT_POLLS
-            if self.batches is None and (info.state == "ended" or (is_silent and not is_sender)):
+            is_anothers = info.state == "open" and not is_sender
+            if self.batches is None and (info.state == "ended" or (is_silent and is_anothers)):
                 return
             if is_silent and self.ordering is not None:
                 yield from self._skip_repeated(self.ordering)
@@ -161,8 +166,7 @@ class Course(Generic[Value]):
             return
         (found,) = yield from jobs.keyed_rows(self.job_id, [key])
         if found.place is not None and found.place <= self.after:
-            for row in ordering.skip():
-                yield Emit(row)
+            yield from self._emit(ordering.skip())
 
     def _look(self) -> Call[JobInfo]:
         info = yield from jobs.get(self.job_id)
@@ -170,16 +174,32 @@ class Course(Generic[Value]):
         self.progress.show(info)
         return info
 
-    def _emit(self, rows: list[Row[Value]], *, are_refused: bool = False) -> Feed[Row[Value]]:
-        """Write rows, then hand them to the caller."""
+    def _end(self, page: list[EndedRow]) -> Feed[Row[Value]]:
+        """Write ended rows, then hand them to the caller: a loop that is left repeats none, and omits none."""
+        rows = [self.read(row) for row in page]
+        if self.output is not None:
+            self.output.write([row for row in rows if (row.place or 0) > self._written])
+            self._written = max(self._written, page[-1].place)
+        self.progress.count(rows)
+        if self.ordering is not None:
+            self.ordering.end(rows)
+            self.after = page[-1].place
+            yield from self._emit(self.ordering.ready())
+            return
+        for row in rows:
+            self.after = row.place or self.after
+            yield Emit(row)
+
+    def _refuse(self, rows: list[Row[Value]]) -> Feed[Row[Value]]:
+        """Write rows that were not accepted, then hand them to the caller."""
         if self.output is not None:
             self.output.write(rows)
-        self.progress.count(rows)
-        shown: Iterable[Row[Value]] = rows
         if self.ordering is not None:
-            (self.ordering.refuse if are_refused else self.ordering.end)(rows)
-            shown = self.ordering.ready()
-        for row in shown:
+            self.ordering.refuse(rows)
+        yield from self._emit(rows if self.ordering is None else self.ordering.ready())
+
+    def _emit(self, rows: Iterable[Row[Value]]) -> Feed[Row[Value]]:
+        for row in rows:
             yield Emit(row)
 
     # --- Sending -----------------------------------------------------------------------------------

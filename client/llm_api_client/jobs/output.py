@@ -89,8 +89,8 @@ class AnswerFile:
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(self.path.name + suffix)
 
-    def open(self, job_id: str, after: int) -> int:
-        """Continue the files of a job; the place behind which its rows are missing, at least `after`.
+    def open(self, job_id: str) -> int:
+        """Continue the files of a job; the place behind which its rows are missing.
 
         Raises:
             ConfigurationError: another process writes it, or it belongs to another job, or to none.
@@ -117,7 +117,7 @@ class AnswerFile:
             self.close()
             raise
         place = 0 if last is None else msgspec.json.decode(last, type=Line).place
-        return max(after, place or 0)
+        return place or 0
 
     def _check_owner(self, job_id: str) -> None:
         owner = self._beside(".job.json")
