@@ -1,7 +1,7 @@
 """Repeated requests: the results that a request has under its idempotency key."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -101,8 +101,8 @@ class Replays:
             row = await self.results.get(team_id, taken.result_id)
         except NotFoundError:  # its key is deleted with it
             return None
-        except MemoryBusyError as error:
-            return error
+        except MemoryBusyError as error:  # of many in a list: it can be read alone
+            return replace(error, extra={"result_id": str(taken.result_id)})
         return erased(row) if row.erased_at is not None else Replayed(row)
 
     async def _find_row(self, row: JobRow) -> ReplayedRow | ServiceError | None:

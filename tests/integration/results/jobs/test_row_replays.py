@@ -30,6 +30,18 @@ async def test_rows_that_are_sent_again_take_no_memory_for_their_texts(
             }
             for place, one in enumerate(sent)
         ]
+        keyed = [
+            {"model": "scripted", "content": "x", "idempotency_key": f"k{place}"}
+            for place in range(20)
+        ]
+        # Those of idempotency keys have their texts, or the id to read them by.
+        stored = await send_rows(api, keyed)
+        await connection.execute("UPDATE results SET output = repeat('x', 500000)")
+        repeated = await send_rows(api, keyed)
+        assert [one.get("result_id", one.get("id")) for one in repeated] == [
+            one["id"] for one in stored
+        ]
+        assert "memory_busy" in {one.get("code") for one in repeated}
         # Alone, a row is its whole result.
         (alone,) = [await api.client.post("/results/", json=rows[0])]
         assert alone.headers["idempotent-replayed"] == "true"
