@@ -17,7 +17,7 @@ _PASSED = ("content-type", "link", "location", "retry-after")
 
 
 class Fault(Enum):
-    """What the client sees in place of an answer."""
+    """Replacement of an answer."""
 
     BUSY = "429 of a proxy, without Retry-After; the request does not arrive"
     UNAVAILABLE = "503 of a proxy; the request does not arrive"
