@@ -58,7 +58,9 @@ class FaultyProxy:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         first, *lines = head.strip().split("\r\n")
         method, path, _ = first.split(" ")
-        headers = httpx.Headers([tuple(line.split(": ", 1)) for line in lines])
+        headers = httpx.Headers(
+            {name: value for name, _, value in (line.partition(": ") for line in lines)}
+        )
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         self.requests += 1
         fault = self._next_fault()
