@@ -6,6 +6,7 @@ closing waits for. A retried row gets another result under its key.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 from uuid import UUID
 
 from app.core.database import Connection, await_standby
@@ -24,11 +25,11 @@ class JobRow:
 
 @dataclass(slots=True, frozen=True)
 class TakenRow:
-    """A row under its key: its present result, its end, and the hash of its request."""
+    """A row under its key: its present result, its state, and the hash of its request."""
 
     result_id: UUID
     request_hash: bytes
-    ended_as: str | None
+    state: Literal["pending", "completed", "failed"] | None  # None: the result has been deleted
 
 
 def take_rows_sql(has_sources: str, *, replaces: bool) -> str:
@@ -72,24 +73,32 @@ COUNT_ROWS = """counted_rows AS (
 ), """
 
 _FIND = """
-SELECT k.job_id, k.key, k.result_id, k.request_hash, k.ended_as
+SELECT k.job_id, k.key, k.result_id, k.request_hash
 FROM unnest($1::uuid[], $2::text[]) AS i(job_id, key)
 -- OFFSET 0: each key is found by itself. A join may read all keys.
 CROSS JOIN LATERAL (SELECT * FROM job_rows WHERE job_id = i.job_id AND key = i.key OFFSET 0) k
 WHERE EXISTS (SELECT FROM jobs j WHERE j.id = i.job_id AND j.deleted_at IS NULL)
 """
 
+_STATES = "SELECT id, state FROM results WHERE id = ANY($1::uuid[])"
+
 
 async def find_rows(
     connection: Connection, keys: Sequence[tuple[UUID, str]], _resent: bool
 ) -> Sequence[TakenRow | None]:
     rows = await connection.fetch(_FIND, [job for job, _ in keys], [key for _, key in keys])
+    if not rows:
+        return [None] * len(keys)
+    # A result may have ended before its row has a place, or be deleted.
+    states = {
+        row["id"]: row["state"]
+        for row in await connection.fetch(_STATES, [one["result_id"] for one in rows])
+    }
     found = {
         (row["job_id"], row["key"]): TakenRow(
-            row["result_id"], row["request_hash"], row["ended_as"]
+            row["result_id"], row["request_hash"], states.get(row["result_id"])
         )
         for row in rows
     }
-    if found:
-        await await_standby(connection)  # their ids are returned next
+    await await_standby(connection)  # their ids are returned next
     return [found.get(key) for key in keys]

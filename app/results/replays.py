@@ -1,7 +1,7 @@
 """Repeated requests: the results that a request has under its idempotency key."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from app.queue.job_rows import JobRow, TakenRow
 from app.results.drafts import GroupRequest
 from app.results.jobs.store import JobStore
 from app.results.requests import SendOptions
-from app.results.rows import ResultRow, erased
+from app.results.rows import ResultRow, State, erased
 from app.results.store import ResultStore
 
 _KEYS = {"idempotency_key", "job_id", "job_key"}
@@ -32,6 +32,15 @@ class Replayed:
     @property
     def result_id(self) -> UUID:
         return self.row.id
+
+
+@dataclass(slots=True, frozen=True)
+class ReplayedRow:
+    """The result that a row of a job has, without its texts: a job is sent again in long lists."""
+
+    result_id: UUID
+    state: State
+    row: JobRow
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,33 +83,51 @@ class Replays:
         }
         return self.keys.new(key, hash_request(content | _members(request.options)))
 
-    async def find(self, team_id: str, key: NewKey | JobRow) -> Replayed | ServiceError | None:
+    async def find(
+        self, team_id: str, key: NewKey | JobRow
+    ) -> Replayed | ReplayedRow | ServiceError | None:
         """The result of the same request under its key, or the error in its place."""
-        taken: TakenKey | TakenRow | None
         if isinstance(key, JobRow):
-            taken = await self.jobs.find_row(key.job_id, key.key)
-        else:
-            taken = await self.keys.find(team_id, key.key)
+            return await self._find_row(key)
+        return await self._find_key(team_id, key)
+
+    async def _find_key(self, team_id: str, key: NewKey) -> Replayed | ServiceError | None:
+        taken = await self.keys.find(team_id, key.key)
         if taken is None:
             return None
         if taken.request_hash != key.request_hash:
-            return IdempotencyConflictError(
-                f"Result {taken.result_id} was made under this key, by another request. Repeat that "
-                "one unchanged, or take a new key.",
-                extra={"result_id": str(taken.result_id)},
-            )
+            return _conflict(taken)
         try:
             row = await self.results.get(team_id, taken.result_id)
-        except NotFoundError:
-            # An idempotency key is deleted with its result. The row of a job stays.
-            return deleted(key, taken.result_id) if isinstance(key, JobRow) else None
-        except MemoryBusyError as error:
-            return error
+        except NotFoundError:  # its key is deleted with it
+            return None
+        except MemoryBusyError as error:  # of many in a list: it can be read alone
+            return replace(error, extra={"result_id": str(taken.result_id)})
         return erased(row) if row.erased_at is not None else Replayed(row)
+
+    async def _find_row(self, row: JobRow) -> ReplayedRow | ServiceError | None:
+        taken = await self.jobs.find_row(row.job_id, row.key)
+        if taken is None:
+            return None
+        if taken.request_hash != row.request_hash:
+            return _conflict(taken)
+        if taken.state is None:
+            return deleted(row, taken.result_id)
+        return ReplayedRow(taken.result_id, taken.state, row)
+
+    async def read(self, team_id: str, replayed: ReplayedRow) -> Replayed:
+        """The whole result of a row. Raises ResultDeletedError, ErasedError and MemoryBusyError."""
+        try:
+            row = await self.results.get(team_id, replayed.result_id)
+        except NotFoundError as error:
+            raise deleted(replayed.row, replayed.result_id) from error
+        if row.erased_at is not None:
+            raise erased(row)
+        return Replayed(row)
 
     async def find_group(self, team_id: str, key: NewKey, size: int) -> Sequence[Replayed] | None:
         """The known results, or None. Raises IdempotencyConflictError and ErasedError."""
-        first = await self.find(team_id, key)
+        first = await self._find_key(team_id, key)
         if isinstance(first, ServiceError):
             raise first
         if first is None or size == 1:
@@ -124,6 +151,14 @@ def _members(options: SendOptions) -> dict[str, Any]:
     if options.reuse is False:  # once the default: keys of that time find their results
         del members["reuse"]
     return members
+
+
+def _conflict(taken: TakenKey | TakenRow) -> IdempotencyConflictError:
+    return IdempotencyConflictError(
+        f"Result {taken.result_id} was made under this key, by another request. Repeat that "
+        "one unchanged, or take a new key.",
+        extra={"result_id": str(taken.result_id)},
+    )
 
 
 def deleted(row: JobRow, result_id: UUID) -> ResultDeletedError:

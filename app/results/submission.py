@@ -33,10 +33,9 @@ from app.queue.job_rows import JobRow
 from app.results.attributions import AttributionDraft
 from app.results.contexts import ContextStore, erased_context
 from app.results.drafts import GroupRequest, no_chat
-from app.results.jobs.rows import JobDefaults
 from app.results.jobs.store import JobStore
 from app.results.preparation import Preparation, Prepared
-from app.results.replays import Replayed, Replays
+from app.results.replays import Replayed, ReplayedRow, Replays
 from app.results.requests import ResultCreate, SendOptions
 from app.results.reuse import Reused, read_reused
 from app.results.store import ResultStore
@@ -57,7 +56,8 @@ class Accepted:
 
 
 SubmissionOutcome = Accepted | Replayed | Reused
-_Outcomes = list[SubmissionOutcome | ServiceError]
+ItemOutcome = SubmissionOutcome | ReplayedRow | ServiceError  # of one of many
+_Outcomes = list[ItemOutcome]
 
 
 @dataclass(slots=True, frozen=True)
@@ -114,7 +114,7 @@ class Submissions:
 
     async def submit_all(
         self, principal: Principal, creates: Sequence[ResultCreate | ServiceError]
-    ) -> list[SubmissionOutcome | ServiceError]:
+    ) -> _Outcomes:
         """Send many in one commit; a refused item has its error in its place."""
         ids = {one.job_id for one in creates if isinstance(one, ResultCreate) and one.job_id}
         jobs = await self.jobs.defaults(principal.team_id, list(ids)) if ids else {}
@@ -125,7 +125,7 @@ class Submissions:
                 job = jobs[create.job_id]
                 if isinstance(job, ServiceError):
                     return job
-                create = _with_defaults(create, job, principal)
+                create = job.completed(create, principal.max_priority)
             return PendingSubmission(
                 lambda: self.preparation.prompt(principal, create, new_id()), key
             )
@@ -142,7 +142,7 @@ class Submissions:
         (job,) = (await self.jobs.defaults(principal.team_id, [options.job_id])).values()
         if isinstance(job, ServiceError):
             raise job
-        return _with_defaults(options, job, principal)
+        return job.completed(options, principal.max_priority)
 
     async def retry(
         self, principal: Principal, retry_of: UUID, key: str | None, result_id: UUID
@@ -206,11 +206,13 @@ class Submissions:
             (outcome,) = await self._submit(team_id, [PendingSubmission(prepare, key)])
         if isinstance(outcome, ServiceError):
             raise outcome
+        if isinstance(outcome, ReplayedRow):
+            return await self.replays.read(team_id, outcome)
         return outcome
 
     async def _submit(
         self, team_id: str, requests: Sequence[PendingSubmission | ServiceError]
-    ) -> list[SubmissionOutcome | ServiceError]:
+    ) -> _Outcomes:
         outcomes = await self._replay_all(team_id, requests)
         prepared: dict[int, Prepared] = {}
         async for place, request in in_turns(enumerate(requests)):
@@ -229,7 +231,7 @@ class Submissions:
 
     async def _replay_all(
         self, team_id: str, requests: Sequence[PendingSubmission | ServiceError]
-    ) -> dict[int, SubmissionOutcome | ServiceError]:
+    ) -> dict[int, ItemOutcome]:
         keys = {
             place: request.key
             for place, request in enumerate(requests)
@@ -276,7 +278,7 @@ class Submissions:
 
     async def _outcome(
         self, item: Prepared, is_stored: bool, refusals: Mapping[UUID, ServiceError | None]
-    ) -> SubmissionOutcome | ServiceError:
+    ) -> ItemOutcome:
         """The outcome of a result after the statement that stores it.
 
         The queue refuses a row whose key is taken, and one whose source or context is missing or
@@ -328,16 +330,6 @@ def _under(key: NewKey | JobRow | None, result: NewResult) -> NewResult:
     if key is None:
         return result
     return replace(result, job=key) if isinstance(key, JobRow) else replace(result, key=key)
-
-
-def _with_defaults(options: _Options, job: JobDefaults, principal: Principal) -> _Options:
-    """The options of a row, with those of its job that it does not set."""
-    defaults: dict[str, object] = {}
-    if "priority" not in options.model_fields_set:
-        defaults["priority"] = min(job.priority, principal.max_priority)
-    if options.deadline_seconds is None:
-        defaults["deadline_seconds"] = job.deadline_seconds
-    return options.model_copy(update=defaults)
 
 
 def _in_context(result: NewResult, context_id: UUID) -> NewResult:

@@ -28,7 +28,7 @@ ADVICE = {
     "invalid_query": _CHANGE,
     "invalid_request": _CHANGE,
     "invalid_token": _KEY,
-    "job_closed": "Start another job, by another name.",
+    "job_closed": "Open the job again (jobs.open), or start another one, by another name.",
     "limit_reached": "Wait, or have the operator raise the team's limit.",
     "memory_busy": "Send fewer large requests at a time.",
     "method_not_allowed": "Check the versions of client and service.",

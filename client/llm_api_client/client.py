@@ -164,6 +164,7 @@ class Jobs(_Group):
     wait = call(jobs.wait)
     list = feed(jobs.list_jobs)
     close = call(jobs.close)
+    open = call(jobs.open_again)
     cancel = call(jobs.cancel)
     retry_failed = call(jobs.retry_failed)
     delete = call(jobs.delete)
@@ -177,6 +178,7 @@ class AsyncJobs(_AsyncGroup):
     wait = async_call(jobs.wait)
     list = async_feed(jobs.list_jobs)
     close = async_call(jobs.close)
+    open = async_call(jobs.open_again)
     cancel = async_call(jobs.cancel)
     retry_failed = async_call(jobs.retry_failed)
     delete = async_call(jobs.delete)
@@ -191,10 +193,11 @@ class Client:
         timeout: seconds without a byte after which a connection counts as lost.
         patience: seconds for which a lost or refused request is repeated, with growing pauses that
             honour `Retry-After`; 0: never. A stream counts from its last event.
+        allow_http: send the key to another host than this one over plain http (`LLM_API_ALLOW_HTTP=1`).
         transport: of httpx, for proxies, client certificates and tests.
 
     Raises:
-        ConfigurationError: the URL or the key cannot be used.
+        ConfigurationError: the URL or the key cannot be used, or the key would be readable on the way.
     """
 
     def __init__(
@@ -204,9 +207,10 @@ class Client:
         *,
         timeout: float = TIMEOUT_SECONDS,
         patience: float = PATIENCE_SECONDS,
+        allow_http: bool = False,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.endpoint = config.resolve(url, key)
+        self.endpoint = config.resolve(url, key, allow_http=allow_http)
         self.driver = driver = Driver(self.endpoint, timeout, patience, transport)
         self.contexts = Contexts(driver)
         self.models = Models(driver)
@@ -269,9 +273,10 @@ class AsyncClient:
         *,
         timeout: float = TIMEOUT_SECONDS,
         patience: float = PATIENCE_SECONDS,
+        allow_http: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.endpoint = config.resolve(url, key)
+        self.endpoint = config.resolve(url, key, allow_http=allow_http)
         self.driver = driver = AsyncDriver(self.endpoint, timeout, patience, transport)
         self.contexts = AsyncContexts(driver)
         self.models = AsyncModels(driver)

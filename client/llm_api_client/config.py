@@ -1,5 +1,6 @@
 """Address and API key: from arguments, the environment, or the file that `llm-api login` writes."""
 
+import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from llm_api_client.errors import ConfigurationError
 DEFAULT_URL = "http://127.0.0.1:8887"
 URL_VARIABLE = "LLM_API_URL"
 KEY_VARIABLE = "LLM_API_KEY"
+HTTP_VARIABLE = "LLM_API_ALLOW_HTTP"
 
 
 @dataclass(frozen=True)
@@ -20,32 +22,64 @@ class Endpoint:
 
     url: str
     key: str | None
+    # Whether the key may cross a network without encryption.
+    allow_http: bool = False
 
     def __repr__(self) -> str:
         return f"Endpoint({self.url!r}, {'with' if self.key else 'without'} a key)"
 
 
-class _Login(msgspec.Struct):
+class _Login(msgspec.Struct, omit_defaults=True):
     url: str
     key: str | None = None
+    allow_http: bool = False
 
 
-def resolve(url: str | None = None, key: str | None = None) -> Endpoint:
+def resolve(
+    url: str | None = None, key: str | None = None, *, allow_http: bool = False
+) -> Endpoint:
     """The endpoint to use.
 
     The URL is the argument, `LLM_API_URL`, that of the last login, or http://127.0.0.1:8887. The key is the
     argument, `LLM_API_KEY`, or that of the last login at the same URL.
 
+    Args:
+        url: of the service.
+        key: of the caller.
+        allow_http: send the key to another host than this one over plain http, where anyone on the way
+            can read it. So do `LLM_API_ALLOW_HTTP=1`, and a login that allowed it.
+
     Raises:
-        ConfigurationError: the URL is not http(s), or the key has blanks or other control characters.
+        ConfigurationError: the URL is not http(s), the key has blanks or other control characters, or would
+            cross a network without encryption.
     """
     login = read_login()
     url = url or os.environ.get(URL_VARIABLE) or (login.url if login else DEFAULT_URL)
     url = checked_url(url)
     key = key or os.environ.get(KEY_VARIABLE)
-    if not key and login is not None and login.url == url:
-        key = login.key
-    return Endpoint(url, checked_key(key) if key else None)
+    if login is not None and login.url == url:
+        key = key or login.key
+        allow_http = allow_http or login.allow_http
+    allow_http = allow_http or os.environ.get(HTTP_VARIABLE) == "1"
+    key = checked_key(key) if key else None
+    is_private = urlsplit(url).scheme == "https" or is_local(url)
+    if key and not allow_http and not is_private:
+        raise ConfigurationError(
+            f"The API key would be readable on the way to {url}: use an https URL. In a network that you "
+            f"trust, set {HTTP_VARIABLE}=1, or give allow_http=True (command: --allow-http)."
+        )
+    return Endpoint(url, key, allow_http)
+
+
+def is_local(url: str) -> bool:
+    """True if the host of a URL is this one: no network is in between."""
+    host = urlsplit(url).hostname or ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def checked_url(url: str) -> str:
@@ -84,7 +118,7 @@ def read_login() -> Endpoint | None:
         raise ConfigurationError(
             f"{login_file()} cannot be read ({error}): run `llm-api login` again."
         ) from error
-    return Endpoint(stored.url, stored.key)
+    return Endpoint(stored.url, stored.key, stored.allow_http)
 
 
 def write_login(endpoint: Endpoint) -> Path:
@@ -94,6 +128,6 @@ def write_login(endpoint: Endpoint) -> Path:
     new = file.with_suffix(f".{os.getpid()}")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
-        stream.write(msgspec.json.encode(_Login(endpoint.url, endpoint.key)))
+        stream.write(msgspec.json.encode(_Login(endpoint.url, endpoint.key, endpoint.allow_http)))
     new.replace(file)
     return file

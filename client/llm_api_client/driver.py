@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from llm_api_client import config
 from llm_api_client.config import Endpoint
 from llm_api_client.retries import with_retries
 from llm_api_client.steps import (
@@ -46,6 +47,8 @@ def _options(endpoint: Endpoint, timeout: float) -> dict[str, Any]:
         "base_url": endpoint.url,
         "headers": {"User-Agent": _AGENT, "Accept": "application/json", **authorization},
         "timeout": httpx.Timeout(timeout, connect=_CONNECT_SECONDS, pool=None),
+        # A proxy of the environment would receive what stays on this host.
+        "trust_env": not config.is_local(endpoint.url),
         "limits": httpx.Limits(max_connections=None, max_keepalive_connections=100),
     }
 

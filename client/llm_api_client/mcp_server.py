@@ -130,11 +130,11 @@ def _summary(result: Result) -> dict[str, Any]:
     return members
 
 
-def serve(url: str | None, patience: float) -> None:
+def serve(url: str | None, patience: float, *, allow_http: bool = False) -> None:
     """Serve on standard input and output until it is closed."""
 
     async def run() -> None:
-        async with AsyncClient(url, patience=patience) as client:
+        async with AsyncClient(url, patience=patience, allow_http=allow_http) as client:
             await create_server(client).run_stdio_async()
 
     asyncio.run(run())

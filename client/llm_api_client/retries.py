@@ -79,10 +79,14 @@ def _repeat(step: Exchange, patience: Patience) -> Generator[Exchange | Pause, O
         outcome = yield step
         assert isinstance(outcome, (Reply, Lost))
         pause = _pause_after(outcome, patience, is_repeatable=step.request.is_repeatable)
-        is_final = step.request.is_busy_final and getattr(outcome, "status", None) == _BUSY
+        is_final = step.request.is_busy_final and _is_busy(outcome)
         if pause is None or is_final:
             return outcome
         yield Pause(pause)
+
+
+def _is_busy(outcome: Reply | Lost) -> bool:
+    return isinstance(outcome, Reply) and (outcome.status == _BUSY or outcome.status >= 500)
 
 
 def _pause_after(outcome: Reply | Lost, patience: Patience, *, is_repeatable: bool) -> float | None:

@@ -32,7 +32,7 @@ class Request:
     timeout: float | None = None
     # Whether the service does the same work once if the request arrives twice.
     is_repeatable: bool = True
-    # Whether a refusal with 429 is returned at once, because the caller has other work meanwhile.
+    # Whether a refusal with 429 or 5xx is returned at once, because the caller has other work meanwhile.
     is_busy_final: bool = False
 
     @property

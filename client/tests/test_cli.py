@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from llm_api_client import Client, config
-from llm_api_client.cli import main as cli
+from llm_api_client.cli import jobs, main as cli
 from llm_api_client.cli.output import Output, shown
+from llm_api_client.jobs.records import Row, failed_row
 
 RESULT = {"id": "r-1", "state": "completed", "model_name": "m", "result": "a\x1b[31m\nb"}
 MODEL = {"name": "m", "ready": True, "chat": True, "max_model_len": 4096}
@@ -128,15 +129,28 @@ def test_colours_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Output().has_colours
 
 
+def test_a_row_that_was_sent_again_has_no_failure(capsys: Any) -> None:
+    failed, lost = failed_row("a", "model_error", "m"), failed_row("b", "model_error", "m")
+    rows: Any = [failed, lost, Row(key="a", text="t")]
+    assert jobs._read(rows, Output(), prints=True) == 1
+    assert "1 rows have no answer" in capsys.readouterr().err
+    assert jobs._read(rows[::2], Output(), prints=True) == 0
+
+
 def test_login_checks_the_key_before_it_stores_it(
     run: Run, requests: list[httpx.Request], tmp_path: Path
 ) -> None:
-    words = ["login", "--url", "http://service"]
+    words = ["login", "--url", "https://service"]
     refused = {"code": "invalid_token", "status": 401, "detail": "d"}
     assert run(*words, stdin="wrong\n", me=(401, refused)) == 3
     assert not (tmp_path / "llm-api").exists()
     assert run(*words, stdin="right\n", me=(200, {"team_id": "red", "scopes": ["use"]})) == 0
     assert requests[-1].headers["authorization"] == "Bearer right"
+    assert config.resolve().key == "right"
+    words[-1] = "http://service"
+    assert run(*words, stdin="right\n") == 2
+    caller = {"team_id": "red", "scopes": ["use"]}
+    assert run(*words, "--allow-http", stdin="right\n", me=(200, caller)) == 0
     assert config.resolve().key == "right"
 
 

@@ -55,7 +55,7 @@ def recorded(
 def test_a_lost_send_is_repeated_under_its_key() -> None:
     requests: list[httpx.Request] = []
     transport = recorded(requests, httpx.ReadError("reset"), httpx.Response(202, json=RESULT))
-    with Client("http://x", "secret", transport=transport) as client:
+    with Client("https://x", "secret", transport=transport) as client:
         result = client.send("p", model="m", parameters={"max_tokens": 3}, priority=None)
     assert result.checked().text == "text"
     keys = {request.headers["idempotency-key"] for request in requests}
@@ -70,7 +70,7 @@ def test_a_redirect_does_not_take_the_key_elsewhere() -> None:
     requests: list[httpx.Request] = []
     moved = httpx.Response(302, headers={"Location": "http://evil.example/"})
     with (
-        Client("http://x", "secret", transport=recorded(requests, moved)) as client,
+        Client("https://x", "secret", transport=recorded(requests, moved)) as client,
         pytest.raises(APIStatusError, match="302"),
     ):
         client.get("r")

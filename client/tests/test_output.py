@@ -28,7 +28,7 @@ def failure(key: str) -> Row[Any]:
 def written(path: Path, *rows: Row[Any], job: str = "j") -> int:
     """Write rows as one run does; the place that it began at."""
     file = AnswerFile(path)
-    place = file.open(job, 0)
+    place = file.open(job)
     file.write(rows)
     file.close()
     return place
@@ -67,7 +67,7 @@ def test_failures_leave_when_they_have_an_answer(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     written(path, failure("k1"), answer(2), failure("k3"))
     file = AnswerFile(path)
-    file.open("j", 0)
+    file.open("j")
     file.write([failure("k3"), answer(1)])
     file.finish()
     failed = Path(f"{path}.failed.jsonl").read_text().splitlines()
@@ -79,7 +79,7 @@ def test_a_parquet_file(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     written(path, answer(1), failure("x"))
     file = AnswerFile(path)
-    assert file.open("j", 0) == 1
+    assert file.open("j") == 1
     file.write([answer(2)])
     file.finish()
     table = parquet.read_table(path).to_pylist()
@@ -102,7 +102,7 @@ def test_vectors(tmp_path: Path) -> None:
     with Path(f"{path}.jsonl").open("ab") as file:
         file.write(b'{"key":"k2","text":"","vector":[0.1,')
     answers = AnswerFile(path)
-    assert answers.open("j", 0) == 2
+    assert answers.open("j") == 2
     answers.write(rows[2:])
     answers.finish()
     table = parquet.read_table(path)
@@ -114,7 +114,7 @@ def test_vectors(tmp_path: Path) -> None:
 
 def test_a_parquet_file_of_no_answers_has_no_column_of_vectors(tmp_path: Path) -> None:
     file = AnswerFile(tmp_path / "a.parquet")
-    file.open("j", 0)
+    file.open("j")
     file.finish()
     assert "vector" not in parquet.read_table(tmp_path / "a.parquet").column_names
 
@@ -133,7 +133,7 @@ def room_for(size: int) -> Iterator[None]:
 def test_a_full_disk(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     file = AnswerFile(path)
-    file.open("j", 0)
+    file.open("j")
     file.write([answer(1)])
     with room_for(50_000), pytest.raises(OutputError, match="The job continues: make space"):
         file.write([answer(2, "x" * 100_000)])
@@ -146,7 +146,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def test_no_answer_is_written_before_a_failure_of_a_lower_place(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     file = AnswerFile(path)
-    file.open("j", 0)
+    file.open("j")
     large = failed_row("k1", "model_error", "x" * 100_000, place=1)
     with room_for(50_000), pytest.raises(OutputError):
         file.write([large, answer(2)])

@@ -15,7 +15,14 @@ from app.api.dependencies import PrincipalOf, ServicesOf, principal_of, services
 from app.api.disconnects import on_disconnect_of, wait_for_end
 from app.api.idempotency_header import KEY_HEADER, REPLAYED_HEADER, idempotency_key
 from app.api.json_codec import json_response, may_have_nul, parse, validate
-from app.api.native.schemas import MAX_BULK, ProblemRead, ResultRead, result_wire
+from app.api.native.schemas import (
+    MAX_BULK,
+    ProblemRead,
+    ReplayedRowRead,
+    ResultRead,
+    replayed_row_to_wire,
+    result_wire,
+)
 from app.api.native.streams import event_frames
 from app.api.raw_routes import body_of, describe, reference
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
@@ -33,14 +40,14 @@ from app.core.ids import new_id
 from app.core.settings import Settings
 from app.results.contexts import plain_messages
 from app.results.image_urls import refuse_urls
-from app.results.replays import Replayed
+from app.results.replays import Replayed, ReplayedRow
 from app.results.requests import ResultCreate, SendOptions
 from app.results.reuse import Reused
 from app.results.rows import ResultRow
 from app.results.serialization import accepted_to_wire
 from app.results.streams.result_reader import Position
 from app.results.streams.subscribers import ResultSignal
-from app.results.submission import Accepted, SubmissionOutcome
+from app.results.submission import Accepted, ItemOutcome, SubmissionOutcome
 
 router = APIRouter(tags=["results"])
 raw = APIRouter(tags=["results"])
@@ -129,7 +136,10 @@ async def send_context(request: Request) -> Response:
 @raw.post(
     "/results/",
     status_code=202,
-    responses={202: {"model": ResultRead | list[ResultRead | ProblemRead]}, 200: _ANSWERED},
+    responses={
+        202: {"model": ResultRead | list[ResultRead | ReplayedRowRead | ProblemRead]},
+        200: _ANSWERED,
+    },
     openapi_extra=describe(
         header=WISHES | KEY_HEADER,
         body={
@@ -144,7 +154,8 @@ async def send_context(request: Request) -> Response:
 async def create_results(request: Request) -> Response:
     """Save a prompt and send it in one call; a list of up to 1,000 is one commit.
 
-    The response to a list is a list: each item is a Result, or a problem in its place.
+    The response to a list is a list: each item is a Result, or a problem in its place; of a row that its
+    job has already, its id and state.
     """
     body = await body_of(request)
     services, principal = services_of(request), principal_of(request)
@@ -297,9 +308,11 @@ def _read_item(item: object, *, has_nul: bool) -> ResultCreate | ServiceError:
     return create
 
 
-def _to_wire(services: Services, answer: SubmissionOutcome | ServiceError) -> dict[str, Any]:
+def _to_wire(services: Services, answer: ItemOutcome) -> dict[str, Any]:
     if isinstance(answer, ServiceError):
         return answer.to_problem()
+    if isinstance(answer, ReplayedRow):
+        return replayed_row_to_wire(answer)
     if isinstance(answer, Replayed | Reused):
         return result_wire(services, answer.row)
     return accepted_to_wire(answer.result, model_ready=answer.model_ready)

@@ -145,6 +145,12 @@ async def close_job(job_id: str, services: ServicesOf, team: TeamOf) -> Response
     return json_response(job_to_wire(await services.jobs.close(team, to_id(job_id, "job"))))
 
 
+@router.post("/jobs/{job_id}/open", response_model=JobRead)
+async def open_job(job_id: str, services: ServicesOf, team: TeamOf) -> Response:
+    """Let a closed job take rows again that it lacks; idempotent. 409 for one that was cancelled."""
+    return json_response(job_to_wire(await services.jobs.open(team, to_id(job_id, "job"))))
+
+
 @router.post("/jobs/{job_id}/cancel", response_model=JobRead, responses={202: {"model": JobRead}})
 async def cancel_job(job_id: str, services: ServicesOf, team: TeamOf) -> Response:
     """Close a job and cancel its pending rows; idempotent. 202 while rows are pending."""

@@ -7,6 +7,7 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from app.api.container import Services
+from app.results.replays import ReplayedRow
 from app.results.rows import ResultRow
 from app.results.serialization import result_to_wire
 
@@ -118,6 +119,15 @@ class ResultRead(BaseModel):
     )
 
 
+class ReplayedRowRead(BaseModel):
+    """A row that its job has already, in the response to a list; `/jobs/{id}/results` has its result."""
+
+    id: UUID
+    state: Literal["pending", "completed", "failed"]
+    job_id: UUID
+    job_key: str
+
+
 class ExportRead(ResultRead):
     """A line of an export: a result and its prompt."""
 
@@ -182,6 +192,15 @@ class ProblemRead(BaseModel):
     detail: str = Field(description="For people: what to change.")
     code: str = Field(description="For programs: stable, listed in docs/errors.md.")
     errors: list[FieldProblem] = Field(default_factory=list)
+
+
+def replayed_row_to_wire(replayed: ReplayedRow) -> dict[str, Any]:
+    return {
+        "id": str(replayed.result_id),
+        "state": replayed.state,
+        "job_id": str(replayed.row.job_id),
+        "job_key": replayed.row.key,
+    }
 
 
 def result_wire(services: Services, row: ResultRow) -> dict[str, Any]:

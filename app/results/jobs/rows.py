@@ -3,10 +3,13 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeVar
 from uuid import UUID
 
+from app.results.requests import SendOptions
 from app.results.rows import ResultRow
+
+_Options = TypeVar("_Options", bound=SendOptions)
 
 JobState = Literal["open", "closed", "ended"]
 EndState = Literal["completed", "failed"]
@@ -38,6 +41,15 @@ class JobDefaults:
     team_id: str
     priority: int
     deadline_seconds: float | None
+
+    def completed(self, options: _Options, max_priority: int) -> _Options:
+        """The options of a row, with those of the job that it does not set."""
+        defaults: dict[str, object] = {}
+        if "priority" not in options.model_fields_set:
+            defaults["priority"] = min(self.priority, max_priority)
+        if options.deadline_seconds is None:
+            defaults["deadline_seconds"] = self.deadline_seconds
+        return options.model_copy(update=defaults)
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,4 +1,4 @@
-"""Jobs as their teams see them: create, read, list, close, cancel and delete.
+"""Jobs as their teams see them: create, read, list, close, open again, cancel and delete.
 
 Counts are those of `job_progress` and of the events that it does not have yet, read in one statement:
 they are exact, and no row is counted.
@@ -96,6 +96,14 @@ SELECT (SELECT result_id FROM job_rows
         WHERE (job_id, result_id) > ($1, $2) AND (job_id, result_id) < ($1, $3) AND place IS NULL
         ORDER BY job_id, result_id LIMIT 1) IS NOT NULL
 """
+_OPEN = "UPDATE jobs SET closed_at = NULL, ended_at = NULL WHERE id = $1"
+# Retention keeps an open job from its last change on. Counts are locked before the job, as by `JobKeeper`.
+_CHANGE = """
+UPDATE job_progress p SET changed_at = now(),
+  began_at = CASE WHEN j.ended_at IS NULL THEN p.began_at ELSE now() END,
+  began_place = CASE WHEN j.ended_at IS NULL THEN p.began_place ELSE p.last_place END
+FROM jobs j WHERE j.id = $1 AND j.team_id = $2 AND p.job_id = j.id
+"""
 _CLOSE = "UPDATE jobs SET closed_at = now() WHERE id = $1 AND closed_at IS NULL"
 _CANCEL = """
 UPDATE jobs SET closed_at = coalesce(closed_at, now()), ended_at = NULL,
@@ -172,7 +180,7 @@ class JobStore:
         if job.closed_at is not None:
             return JobClosedError(
                 f"Job {job_id} was closed at {job.closed_at:%Y-%m-%dT%H:%M:%SZ}: it takes no new rows. "
-                "Send them to a new job."
+                "Open it again (POST /jobs/{id}/open), or send them to a new job."
             )
         if job.rows >= job.max_rows:
             return LimitError(
@@ -183,6 +191,29 @@ class JobStore:
         return None
 
     # --- changes of a job -------------------------------------------------------------------------
+
+    async def open(self, team_id: str, job_id: UUID) -> Job:
+        """Take rows again that it lacks; idempotent.
+
+        Raises ConflictError for a cancelled job, and LimitError.
+        """
+
+        async def work(connection: Connection) -> None:
+            async with connection.transaction():
+                await lock_team(connection, "jobs", team_id)
+                await connection.execute(_CHANGE, job_id, team_id)
+                locked = await _lock(connection, team_id, job_id)
+                if locked["cancel_requested_at"] is not None:
+                    raise ConflictError(
+                        "The job was cancelled. Retry its rows with the code `cancelled`, then open it."
+                    )
+                if locked["ended_at"] is not None:
+                    await _check_room(connection, team_id, job_id, self._max_open)
+                if locked["closed_at"] is not None:
+                    await connection.execute(_OPEN, job_id)
+
+        await self._database.run(work)
+        return await self.get(team_id, job_id)
 
     async def close(self, team_id: str, job_id: UUID) -> Job:
         """Take no further rows; idempotent."""
@@ -251,18 +282,20 @@ async def _create(connection: Connection, new: NewJob, max_open: int) -> UUID:
             known: UUID | None = await connection.fetchval(_BY_KEY, new.team_id, new.key)
             if known is not None:
                 return known
-        if (
-            max_open
-            and await connection.fetchval(_COUNT, new.team_id, new.id, max_open) >= max_open
-        ):
-            raise LimitError(
-                f"{max_open} jobs of your team have not ended, as many as may be open "
-                "(LLM_TEAM_MAX_JOBS). Close jobs that get no more rows, or cancel one.",
-                headers={"Retry-After": str(_RETRY_SECONDS)},
-                extra={"limit": "max_jobs", "allowed": max_open, "position": None},
-            )
+        await _check_room(connection, new.team_id, new.id, max_open)
         await connection.execute(_CREATE, *(getattr(new, name) for name in _NEW))
     return new.id
+
+
+async def _check_room(connection: Connection, team_id: str, job_id: UUID, max_open: int) -> None:
+    """Raise LimitError if as many other jobs of the team as may be open have not ended."""
+    if max_open and await connection.fetchval(_COUNT, team_id, job_id, max_open) >= max_open:
+        raise LimitError(
+            f"{max_open} jobs of your team have not ended, as many as may be open "
+            "(LLM_TEAM_MAX_JOBS). Close jobs that get no more rows, or cancel one.",
+            headers={"Retry-After": str(_RETRY_SECONDS)},
+            extra={"limit": "max_jobs", "allowed": max_open, "position": None},
+        )
 
 
 async def _lock(connection: Connection, team_id: str, job_id: UUID) -> asyncpg.Record:

@@ -7,6 +7,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Mapping,
     Sequence,
 )
 from contextlib import aclosing, suppress
@@ -95,6 +96,16 @@ class Sending:
         outcomes = await post_rows(self.api, items)
         if any(one.get("code") in ("job_closed", "not_found") for one in outcomes):
             raise JobOverError
+        for one in outcomes:
+            _check_is_final(one)
+
+
+def _check_is_final(outcome: Mapping[str, Any]) -> None:
+    """Raise RefusedError for a row that may be accepted later: its job is not closed without it."""
+    status = outcome.get("status", 0)
+    is_busy = status == 429 and outcome.get("limit") != "max_job_rows"
+    if is_busy or status >= 500:
+        raise RefusedError(status, outcome["code"], outcome["detail"])
 
 
 def item_of(job_id: str, row: KeptRow) -> bytes:

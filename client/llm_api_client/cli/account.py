@@ -38,21 +38,22 @@ def add_commands(commands: Subparsers) -> None:
 
 
 def _login(arguments: Arguments, output: Output) -> int:
-    url = config.checked_url(arguments.url or config.resolve().url)
+    url = config.checked_url(arguments.url or config.resolve(allow_http=True).url)
     if sys.stdin.isatty():
         key = getpass.getpass(f"API key for {url} (none if it needs none): ")
     else:
         key = sys.stdin.readline()
     key = config.checked_key(key)
-    with Client(url, key or None) as client:
+    with Client(url, key or None, allow_http=arguments.allow_http) as client:
         caller = client.me()
-    file = config.write_login(config.Endpoint(url, key or None))
+        is_allowed = client.endpoint.allow_http
+    file = config.write_login(config.Endpoint(url, key or None, is_allowed))
     output.note(f"Team {caller.team_id} at {url}, stored in {file}.")
     return 0
 
 
 def _mcp(arguments: Arguments, _output: Output) -> int:
-    mcp_server.serve(arguments.url, arguments.patience)
+    mcp_server.serve(arguments.url, arguments.patience, allow_http=arguments.allow_http)
     return 0
 
 

@@ -107,13 +107,14 @@ def _template(arguments: Arguments) -> Template | Ranking:
 
 def _read(job: Job[None], output: Output, *, prints: bool) -> int:
     """Read a job to its end; the status is 1 if a row has no answer."""
-    failed = 0
+    failed: set[str] = set()
     for row in job:
-        failed += row.error is not None
+        # A failed row that was sent again has an answer after all.
+        (failed.discard if row.error is None else failed.add)(row.key)
         if prints:
             output.json(line_of(row))
     if failed:
-        output.note(f"{failed} rows have no answer.")
+        output.note(f"{len(failed)} rows have no answer.")
     if not prints:
         _show([job.info()], output)
     return 1 if failed else 0

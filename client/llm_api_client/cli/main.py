@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace, output: Output) -> int:
     if "run_alone" in arguments:
         return int(arguments.run_alone(arguments, output))
-    with Client(arguments.url, patience=arguments.patience) as client:
+    with Client(
+        arguments.url, patience=arguments.patience, allow_http=arguments.allow_http
+    ) as client:
         return int(arguments.run(client, arguments, output))
 
 
@@ -84,6 +86,10 @@ def _add_shared(parser: argparse.ArgumentParser, *, is_command: bool) -> None:
 
     parser.add_argument("--json", action="store_true", default=default(False), help="print JSON")
     parser.add_argument("--url", default=default(None), help="of the service (LLM_API_URL)")
+    parser.add_argument(
+        "--allow-http", action="store_true", default=default(False),
+        help="send the key over plain http (LLM_API_ALLOW_HTTP=1)",
+    )  # fmt: skip
     parser.add_argument(
         "--no-color", action="store_true", default=default(False), help="no colours"
     )

@@ -4,16 +4,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Concatenate, Generic, ParamSpec
 
 from llm_api_client.driver import AsyncDriver, Driver
-from llm_api_client.jobs.mapping import Course
+from llm_api_client.jobs.mapping import PATIENCE_SECONDS, Course
 from llm_api_client.jobs.records import JobInfo, RetriedRows, Row, Value
 from llm_api_client.methods import Awaiting, Blocking, present
 from llm_api_client.operations import jobs
 from llm_api_client.steps import Call, Emit, Feed
 
 P = ParamSpec("P")
-
-# Seconds for which a job waits for a service that does not respond: upgrades, failovers.
-PATIENCE_SECONDS = 3600.0
 
 
 def failed_rows(course: Course[Value]) -> Feed[Row[Value]]:

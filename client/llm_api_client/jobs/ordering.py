@@ -27,6 +27,11 @@ class Ordering:
     def __len__(self) -> int:
         return len(self._expected)
 
+    @property
+    def first_key(self) -> str | None:
+        """The key of the row whose turn it is; None if no row waits."""
+        return self._expected[0].key if self._expected else None
+
     def expect(self, rows: Iterable[tuple[str, Any]]) -> None:
         """Keys and inputs of rows that follow those before."""
         self._expected.extend(_Expected(key, given) for key, given in rows)

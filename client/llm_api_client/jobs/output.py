@@ -1,18 +1,19 @@
 """Files of answers: written as rows end, and continued after any interruption.
 
 Answers are lines of JSON in the order of ends: the last whole line has the place to continue from. A Parquet
-file is made of these lines at the end.
+file is made of these lines at the end. One process writes at a time; a row that a caller gets is on the disk.
 """
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from llm_api_client.errors import ConfigurationError, LLMAPIError
+from llm_api_client.jobs.files import FileLock, replace, sync_names
 from llm_api_client.jobs.parquet import parquet_library, write_parquet
 from llm_api_client.jobs.records import Row
 from llm_api_client.schemas import ResultError
@@ -68,7 +69,7 @@ class AnswerFile:
     """Answers at `path` (JSONL or Parquet); beside it, with further suffixes:
 
     `.job.json` names the job, `.failed.jsonl` has the rows without an answer, and `.jsonl` the lines of
-    a Parquet file.
+    a Parquet file; while it is written, `.lock` names the process.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -81,35 +82,45 @@ class AnswerFile:
             parquet_library()
         self.lines = self._beside(".jsonl") if self.is_parquet else self.path
         self.failures = self._beside(".failed.jsonl")
+        self._lock = FileLock(self._beside(".lock"))
         self._encode = msgspec.json.Encoder().encode
         self._files: tuple[BinaryIO, BinaryIO] | None = None
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(self.path.name + suffix)
 
-    def open(self, job_id: str, after: int) -> int:
-        """Continue the files of a job; the place behind which its rows are missing, at least `after`.
+    def open(self, job_id: str) -> int:
+        """Continue the files of a job; the place behind which its rows are missing.
 
         Raises:
-            ConfigurationError: the file belongs to another job, or to none.
+            ConfigurationError: another process writes it, or it belongs to another job, or to none.
             OutputError: it cannot be written.
         """
+        self.close()  # of a run that was left, and has not ended yet
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if (holder := self._lock.take()) is not None:
+                raise ConfigurationError(
+                    f"{self.path} is being written by {holder}: wait for its end, or choose another file."
+                )
             self._check_owner(job_id)
             answers, failures = self.lines.open("a+b"), self.failures.open("a+b")
             self._files = answers, failures
+            sync_names(self.path.parent)
             drop_torn_line(failures)
             drop_torn_line(answers)
             last = last_line(answers)
         except OSError as error:
             self.close()
             raise OutputError(f"{self.lines} cannot be written: {error}") from error
+        except ConfigurationError:
+            self.close()
+            raise
         place = 0 if last is None else msgspec.json.decode(last, type=Line).place
-        return max(after, place or 0)
+        return place or 0
 
     def _check_owner(self, job_id: str) -> None:
         owner = self._beside(".job.json")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         if owner.exists():
             found = msgspec.json.decode(owner.read_bytes(), type=_Owner).job
             if found != job_id:
@@ -122,7 +133,7 @@ class AnswerFile:
             replace(owner, [msgspec.json.encode(_Owner(job_id))])
 
     def write(self, rows: Sequence[Row[Any]]) -> None:
-        """Append rows; failures first, so that the last answer's place covers them.
+        """Append rows to the files on the disk; failures first: the last answer's place covers them.
 
         Raises:
             OutputError: the disk is full, for example.
@@ -131,10 +142,11 @@ class AnswerFile:
         answers, failures = self._files
         try:
             for file, has_failed in ((failures, True), (answers, False)):
-                for row in rows:
-                    if (row.error is not None) is has_failed:
-                        file.write(self._encode(line_of(row)) + b"\n")
-                file.flush()
+                lines = [line_of(row) for row in rows if (row.error is not None) is has_failed]
+                if lines:
+                    file.writelines(self._encode(line) + b"\n" for line in lines)
+                    file.flush()
+                    os.fsync(file.fileno())
         except OSError as error:
             raise OutputError(
                 f"{self.path} cannot be written ({error.strerror}). The job continues: make space, and "
@@ -142,8 +154,16 @@ class AnswerFile:
             ) from error
 
     def finish(self) -> None:
-        """Drop failures that have an answer now, and write the Parquet file."""
-        self.close()
+        """Drop failures that have an answer now, write the Parquet file, and close."""
+        self._close_files()
+        try:
+            self._drop_answered()
+            if self.is_parquet:
+                write_parquet(self.lines, self.path)
+        finally:
+            self.close()
+
+    def _drop_answered(self) -> None:
         last = {
             msgspec.json.decode(line, type=_Keyed).key: line for line in read_lines(self.failures)
         }
@@ -151,10 +171,13 @@ class AnswerFile:
             for line in read_lines(self.lines):
                 last.pop(msgspec.json.decode(line, type=_Keyed).key, None)
         replace(self.failures, last.values())
-        if self.is_parquet:
-            write_parquet(self.lines, self.path)
 
     def close(self) -> None:
+        """Close the files; another process may write them then."""
+        self._close_files()
+        self._lock.release()
+
+    def _close_files(self) -> None:
         for file in self._files or ():
             with contextlib.suppress(OSError):  # reported by `write`
                 file.close()
@@ -165,14 +188,6 @@ def read_lines(path: Path) -> Iterator[bytes]:
     """The whole lines of a file."""
     with path.open("rb") as file:
         yield from file
-
-
-def replace(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a file at once: a reader sees the old lines or the new ones."""
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
-        file.writelines(lines)
-    new.replace(path)
 
 
 def drop_torn_line(file: BinaryIO) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from llm_api_client.errors import ConfigurationError
+from llm_api_client.jobs.files import publish
 
 # Rows that are in memory at the same time, and rows of a group of a file that is written.
 _READ_ROWS = 1000
@@ -61,7 +62,7 @@ def write_parquet(lines: Path, path: Path) -> None:
     with lines.open("rb") as file, parquet_library().ParquetWriter(new, schema) as writer:
         while group := [msgspec.json.decode(line) for line in islice(file, group_rows)]:
             writer.write_table(arrow.Table.from_pylist(group, schema=schema))
-    new.replace(path)
+    publish(new, path)
 
 
 def _members(lines: Path) -> set[str]:

@@ -81,6 +81,13 @@ class EndedRow(msgspec.Struct, frozen=True):
     result: Result | None = None
 
 
+class KeyedRow(msgspec.Struct, frozen=True):
+    """A row by its key; `place` is None until it has ended and is among the ended rows."""
+
+    key: str
+    place: int | None = None
+
+
 class RefusedRow(Record, frozen=True):
     """A failed row that cannot be sent again."""
 

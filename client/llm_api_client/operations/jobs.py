@@ -1,7 +1,7 @@
 """Jobs: named sets of results, with counts and an order of their ends."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from llm_api_client.errors import WaitTimeoutError
-from llm_api_client.jobs.records import EndedRow, JobInfo, RefusedRow, RetriedRows
+from llm_api_client.jobs.records import EndedRow, JobInfo, KeyedRow, RefusedRow, RetriedRows
 from llm_api_client.operations.paging import MAX_PAGE, following, pages
 from llm_api_client.steps import Call, Feed, Request, exchange, fetch
 
@@ -95,6 +95,11 @@ def close(job_id: str) -> Call[JobInfo]:
     return (yield from fetch(Request("POST", path_of(job_id, "/close")), JobInfo))
 
 
+def open_again(job_id: str) -> Call[JobInfo]:
+    """Open a closed job, so that rows that were not sent can be; a cancelled one only after a retry."""
+    return (yield from fetch(Request("POST", path_of(job_id, "/open")), JobInfo))
+
+
 def cancel(job_id: str) -> Call[JobInfo]:
     """Cancel the pending rows of a job, which takes no further ones."""
     return (yield from fetch(Request("POST", path_of(job_id, "/cancel")), JobInfo))
@@ -129,6 +134,12 @@ def ended_page(
     reply = yield from exchange(Request("GET", path_of(job_id, "/results"), query))
     rows = msgspec.json.decode(reply.body, type=list[EndedRow])
     return EndedPage(rows, following(reply) is not None)
+
+
+def keyed_rows(job_id: str, keys: Sequence[str]) -> Call[list[KeyedRow]]:
+    """The rows of these keys, in their order."""
+    request = Request("POST", path_of(job_id, "/rows"), json={"keys": keys})
+    return (yield from fetch(request, list[KeyedRow]))
 
 
 def retry_failed(job_id: str, *, error_code: str | None = None) -> Call[RetriedRows]:

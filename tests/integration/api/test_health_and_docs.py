@@ -41,6 +41,7 @@ ROUTES = {
     "/jobs/{job_id}": {"get", "delete"},
     "/jobs/{job_id}/cancel": {"post"},
     "/jobs/{job_id}/close": {"post"},
+    "/jobs/{job_id}/open": {"post"},
     "/jobs/{job_id}/results": {"get"},
     "/jobs/{job_id}/retry": {"post"},
     "/jobs/{job_id}/rows": {"post"},

@@ -36,14 +36,23 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 async def run_killed(
-    service: Service, program: str, number: int, out: Path, *, at: Sequence[int]
+    service: Service,
+    program: str,
+    number: int,
+    out: Path,
+    *,
+    at: Sequence[int],
+    url: str | None = None,
 ) -> list[dict[str, Any]]:
     """The lines of a program that maps `number` rows, `k0` and on, into a file.
 
     It is killed once the file has as many lines as each of `at`, with a torn line behind them, and at last
-    runs to its end: each row has one line.
+    runs to its end: each row has one line. `url`: of a proxy before the service.
     """
-    environment = os.environ | {"LLM_API_URL": url_of(service), "PYTHONPATH": str(ROOT / "client")}
+    environment = os.environ | {
+        "LLM_API_URL": url or url_of(service),
+        "PYTHONPATH": str(ROOT / "client"),
+    }
 
     async def start() -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(

@@ -10,7 +10,7 @@ from app.core.settings import Settings
 from app.core.settings.observability import LogSettings
 from app.ui.settings import UiSettings
 from docs.generate_settings import render
-from llm_api_client.config import KEY_VARIABLE, URL_VARIABLE
+from llm_api_client.config import HTTP_VARIABLE, KEY_VARIABLE, URL_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -57,7 +57,7 @@ def test_the_statuses_in_the_table_are_the_codes_own() -> None:
 def test_settings_named_anywhere_exist() -> None:
     settings = (Settings, LogSettings, UiSettings)
     fields = [field for one in settings for field in one.model_fields.values()]
-    known = {field.alias for field in fields} | {KEY_VARIABLE, URL_VARIABLE}
+    known = {field.alias for field in fields} | {HTTP_VARIABLE, KEY_VARIABLE, URL_VARIABLE}
     renamed = [f.validation_alias for f in fields if isinstance(f.validation_alias, AliasChoices)]
     old_names = {name for alias in renamed for name in alias.choices}
     for document in [*DOCS.rglob("*.md"), ROOT / "README.md", *(ROOT / "app").rglob("*.py")]:

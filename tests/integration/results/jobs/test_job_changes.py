@@ -48,6 +48,39 @@ async def test_a_cancelled_job_ends_its_rows(service: Service) -> None:
     await service.client.post(f"/results/{beside[0]['id']}/cancel")
 
 
+async def test_a_closed_job_takes_rows_once_it_is_opened_again(
+    settings: Settings, connection: asyncpg.Connection
+) -> None:
+    """Closed or ended; not a cancelled one, and not beyond the bound of open jobs."""
+    bounded = settings.model_copy(update={"team_max_jobs": 1})
+    async with run_service(bounded, with_worker=False) as api:
+        job = await new_job(api)
+        for key in ("a", "b"):
+            await act(api, job, "close")
+            if key == "b":
+                await until_ended(api, job)
+            await connection.execute("UPDATE job_progress SET changed_at = '2020-01-01'")
+            opened = await act(api, job, "open")
+            times = opened["closed_at"], opened["ended_at"]
+            assert (opened["state"], times) == ("open", (None, None))
+            assert await act(api, job, "open") == opened
+            # Retention counts from its opening.
+            assert await connection.fetchval("SELECT changed_at > '2021-01-01' FROM job_progress")
+            (sent,) = await send_rows(api, [row(job, key)])
+            path = f"/results/{sent['id']}/cancel"
+            assert (await api.client.post(path)).status_code == 200
+        await act(api, job, "close")
+        ended = await until_ended(api, job)
+        assert ended["counts"] == {"rows": 2, "pending": 0, "completed": 0, "failed": 2}
+        other = await new_job(api)
+        refused = await api.client.post(f"/jobs/{job['id']}/open")
+        assert assert_problem(refused, 429, "limit_reached")["limit"] == "max_jobs"
+        await act(api, other, "cancel")
+        assert_problem(await api.client.post(f"/jobs/{other['id']}/open"), 409, "conflict")
+        await act(api, other, "retry")
+        assert (await act(api, other, "open"))["state"] == "open"
+
+
 @pytest.mark.trial
 async def test_a_large_job_is_cancelled_beside_others(
     api: Service, monkeypatch: pytest.MonkeyPatch
@@ -247,7 +280,7 @@ async def test_teams_have_jobs_of_their_own(guarded: Settings) -> None:
             assert job["name"] not in str(refused)
         for method, path in (
             ("GET", ""), ("GET", "/results"), ("POST", "/close"), ("POST", "/cancel"),
-            ("POST", "/retry"), ("DELETE", ""),
+            ("POST", "/open"), ("POST", "/retry"), ("DELETE", ""),
         ):  # fmt: skip
             answer = await api.client.request(method, f"/jobs/{job['id']}{path}", headers=blue)
             assert_problem(answer, 404, "not_found")

@@ -234,7 +234,7 @@ async def test_options_of_a_job_are_bounded(
 async def test_unknown_jobs(api: Service) -> None:
     for method, path in (
         ("GET", ""), ("GET", "/results"), ("POST", "/close"), ("POST", "/cancel"), ("POST", "/retry"),
-        ("DELETE", ""),
+        ("POST", "/open"), ("DELETE", ""),
     ):  # fmt: skip
         for identifier in (UNKNOWN_ID, "nonsense"):
             answer = await api.client.request(method, f"/jobs/{identifier}{path}")
