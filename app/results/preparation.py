@@ -333,7 +333,7 @@ class Preparation:
             limits=limits,
             resumable=self.settings.continue_lost_attempts
             and options.continue_lost_attempts is not False
-            and can_continue(parameters, form and form.default_parameters),
+            and can_continue(parameters, form.default_parameters if form else None),
             expected_bytes=expected_bytes(draft.size.characters, parameters),
             token_id=principal.token_id,
             has_images=IMAGES in parameters,
