@@ -23,13 +23,15 @@ _NEUTRAL = {"presence_penalty": (0,), "frequency_penalty": (0,)}
 _NEVER = ("structured_outputs", "logprobs", "prompt_logprobs", "prompt_token_ids", "images", "task")
 
 
-def can_continue(parameters: Mapping[str, Any]) -> bool:
+def can_continue(parameters: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> bool:
     """Return whether sampling by these parameters depends only on the tokens, not on the attempt.
 
     A structured output has a parser's state and a seeded one a generator's. Penalties and bad words
     count output tokens, which are a continued attempt's prompt. Log probabilities of the
-    whole text are not stored with it. Embeddings and scores have no text.
+    whole text are not stored with it. Embeddings and scores have no text. `defaults`: the model's
+    own, which hold where a request has none.
     """
+    parameters = {**(defaults or {}), **parameters}
     if any(parameters.get(name) is not None for name in _NEVER):
         return False
     if any(parameters.get(name) not in (None, *neutral) for name, neutral in _NEUTRAL.items()):

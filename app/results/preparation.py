@@ -312,7 +312,7 @@ class Preparation:
     ) -> NewResult:
         options = draft.options
         deadline = options.deadline_seconds or self.settings.default_deadline_seconds
-        attribution = None
+        attribution, form = None, draft.model.format
         if (wanted := options.attribute) is not None:
             self.indexes.engine(wanted.index)
             attribution = following(wanted.index, wanted.to_stored(), deadline)
@@ -336,17 +336,11 @@ class Preparation:
             limits=limits,
             resumable=self.settings.continue_lost_attempts
             and options.continue_lost_attempts is not False
-            and can_continue(_as_sampled(draft.model, parameters)),
+            and can_continue(parameters, form.default_parameters if form else None),
             expected_bytes=expected_bytes(draft.size.characters, parameters),
             token_id=principal.token_id,
             has_images=IMAGES in parameters,
         )
-
-
-def _as_sampled(model: Model, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters with the model's own ones, which hold where a request has none."""
-    defaults = model.format.default_parameters if model.format else None
-    return {**(defaults or {}), **parameters}
 
 
 def _of_choice(parameters: str, place: int) -> str:
