@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 import struct
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -97,11 +98,13 @@ async def check_cancellations(
             return str(error)
         return "not cancelled"
 
+    # A model remembers ids that have ended: the test may run twice on one server.
+    run = secrets.token_hex(4)
     async with asyncio.timeout(60):
-        await cancel("early")
-        ends = [await end("early")]
-        for at_once in range(1, 20):
-            ids = [f"{at_once} {number}" for number in range(at_once)]
+        await cancel(f"{run} early")
+        ends = [await end(f"{run} early")]
+        for at_once in range(1, 12):
+            ids = [f"{run} {at_once} {number}" for number in range(at_once)]
             runs = asyncio.gather(*(end(one) for one in ids))
             await asyncio.gather(*(cancel(one) for one in ids))
             ends += await runs

@@ -193,6 +193,8 @@ class ResultIndexer:
         self._place, is_more = await self._database.run(work)
         for result in ended:
             observe(result)
+        if ended:
+            self.words.wake()
         return is_more
 
     async def index_older(self) -> bool:

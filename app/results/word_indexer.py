@@ -18,6 +18,7 @@ import asyncpg
 from app.core import metrics
 from app.core.database import Connection, Database, is_transient
 from app.core.settings import Settings
+from app.core.waiting import is_set_within
 from app.results.search_policy import is_searchable_sql
 from app.results.search_words import CHARACTERS, FEW_CHARACTERS, team_words_sql, words_sql
 
@@ -100,24 +101,32 @@ class WordIndexer:
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._search = settings.search
+        self._wake = asyncio.Event()
         self._place = (
             _FIRST  # of the last one looked at among those that had no turn when they came
         )
 
+    def wake(self) -> None:
+        """End the pause of `run`: results were counted."""
+        self._wake.set()
+
     async def run(self) -> None:
         while True:
+            self._wake.clear()
             began = time.monotonic()
             try:
-                is_more = await self.index()
-                # As long as it has worked: the other half of PostgreSQL's time is for others.
-                pause = time.monotonic() - began if is_more else _PERIOD_SECONDS
+                if await self.index():
+                    # As long as it has worked: the other half of PostgreSQL's time is for others.
+                    await asyncio.sleep(time.monotonic() - began)
+                else:
+                    await is_set_within(self._wake, _PERIOD_SECONDS)
             except Exception as error:
                 # No response depends on it, and no total.
                 pause = _PERIOD_SECONDS
                 if not is_transient(error):
                     pause = _BROKEN_SECONDS
                     logger.exception("words are not indexed", extra={"action": "words_failed"})
-            await asyncio.sleep(pause)
+                await asyncio.sleep(pause)
 
     async def index(self) -> bool:
         """A turn of the newest ones, and one of those that are left; True if more are due."""

@@ -116,6 +116,7 @@ async def test_wrong_rows_and_options(one: Service) -> None:
     assert found["row-2"].vector is None
 
 
+@pytest.mark.trial  # two data sets, and pyarrow's files of both
 async def test_a_parquet_file_has_a_column_of_vectors(one: Service, tmp_path: Path) -> None:
     out = tmp_path / "vectors.parquet"
 

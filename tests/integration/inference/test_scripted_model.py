@@ -157,9 +157,9 @@ async def test_hundreds_wait_at_the_same_time(triton: EmbeddedTriton, script: Mo
         assert "".join(deltas) == expected
 
     async with triton.client() as client:
-        # One after the other these are 400 seconds.
+        # One after the other these are 200 seconds.
         async with asyncio.timeout(60):
-            await asyncio.gather(*(generate(client, number) for number in range(400)))
+            await asyncio.gather(*(generate(client, number) for number in range(200)))
 
 
 async def test_a_request_cancels_another_of_the_scripted_model(triton: EmbeddedTriton) -> None:

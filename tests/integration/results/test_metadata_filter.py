@@ -149,7 +149,8 @@ async def test_several_pairs_and_other_filters(service: Service) -> None:
     assert await listed(service, metadata=RUN, ids=f"{done['id']},{other['id']}") == [done["id"]]
 
     async def is_indexed() -> bool:
-        return len(await listed(service, q="walrus")) == 2
+        answer = await service.client.get("/results/", params={"q": "walrus"})
+        return len(answer.json()) == 2
 
     await until(is_indexed)
     assert await listed(service, metadata=RUN, q="walrus") == [done["id"]]
