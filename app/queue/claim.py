@@ -188,11 +188,15 @@ WHERE (
   ORDER BY s.id LIMIT 1) IS NOT NULL
 """
 
-# By `started_at`, see above. $3 seconds; $4 for the suspects of the team $2.
+# By `started_at`, see above. $3 seconds; $4 for the suspects of the team $2. No pause if nothing else waits.
 _PAUSE_SUSPECTS = f"""
 WITH picked AS MATERIALIZED (
   SELECT id FROM results
   WHERE model_name = $1 AND state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND started_at IS NULL
+    AND (
+      SELECT o.id FROM results o
+      WHERE o.model_name = $1 AND o.state = 'pending' AND o.worker_id IS NULL AND o.engine_deaths < {SUSPECT_DEATHS}
+      ORDER BY o.priority DESC, o.fair_key, o.id LIMIT 1) IS NOT NULL
   ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE results r SET not_before = greatest(r.not_before, clock_timestamp()
@@ -257,7 +261,7 @@ async def claim_suspect(
 
 
 async def pause_suspects(connection: Connection, model: str, team_id: str, seconds: float) -> None:
-    """Keep suspects waiting after one of the team ran alone for so long: others have the model as long.
+    """Keep suspects waiting after one of the team ran alone for so long: others that wait have the model as long.
 
     The team's own ones wait several times as long, so that many of them take no more of the model's time
     than one.

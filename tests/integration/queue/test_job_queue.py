@@ -618,6 +618,18 @@ async def test_other_results_have_a_share_of_the_time_of_suspects(bench: Bench) 
     assert claim.id == foreign
 
 
+async def test_suspects_do_not_pause_for_nothing(bench: Bench) -> None:
+    first, second = await bench.add(2)
+    for identifier in (first, second):
+        await make_suspect(bench, identifier)
+    worker = await bench.worker()
+    (claim,) = await bench.queue.claim_suspects(worker, [MODEL])
+    await bench.end(worker, ended(claim))
+    await bench.queue.pause_suspects(MODEL, claim.team_id, 30.0)
+    (claim,) = await bench.queue.claim_suspects(worker, [MODEL])
+    assert claim.id == second
+
+
 async def test_suspects_of_other_models_or_pauses_are_left(bench: Bench) -> None:
     (identifier,) = await bench.add()
     await make_suspect(bench, identifier)
