@@ -11,7 +11,6 @@
 #   MAX_MODEL_LEN=...    longest prompt and answer of MODEL together, in tokens
 #   NAME=...             name of the entry that `make model` writes (default: the last part of MODEL)
 #   JOBS=2               processes that share the tests (default: the cores; 0: all in one, as for a debugger)
-#   TRIAL_JOBS=4         the same for the part of `make trial` that waits most of its time (default: twice JOBS)
 #   ALL=1                every shard of `make trial`, not only those of what changed and the one whose turn it is
 #   BASE=main            branch that the changes are compared with by `make check`
 #   MESSAGE=...          name of the migration that `make migration` writes
@@ -26,7 +25,6 @@ PORT ?= 8887
 UI_PORT ?=
 DATA ?= .data
 JOBS ?= $(shell nproc)
-TRIAL_JOBS ?= $(shell echo $$((2 * $(JOBS))))
 ALL ?=
 BASE ?= main
 MINUTES ?= 10
@@ -96,14 +94,9 @@ migrate: $(service) ## Bring the schema of the database named by LLM_DATABASE_* 
 test: $(dev) .venv-triton/.cpu ## Run the fast tests: PostgreSQL, Triton with a scripted model, one start of a real engine (15 min)
 	.venv/bin/pytest -q -n $(JOBS) -m "not trial" --durations=15 $(PYTEST_ARGS)
 
-# Engines use all cores, and tests of delays and leases need a core each: they run first. The others
-# wait for servers, sleeps and retries most of their time.
-trial := TRIAL_SHARDS=turn ALL=$(ALL) .venv/bin/pytest -q -m trial --durations=15
-
 .PHONY: trial
 trial: environments ## Run the long tests: engines, browser, containers, Slurm, kills (ALL=1: all shards)
-	$(trial) -n $(JOBS) tests/e2e tests/chaos $(PYTEST_ARGS); alone=$$?; \
-	$(trial) -n $(TRIAL_JOBS) --ignore tests/e2e --ignore tests/chaos $(PYTEST_ARGS) && exit $$alone
+	TRIAL_SHARDS=turn ALL=$(ALL) .venv/bin/pytest -q -n $(JOBS) -m trial --durations=15 $(PYTEST_ARGS)
 
 .PHONY: check
 check: lint .venv-triton/.cpu ## `make lint`, the unit tests, the integration tests of what differs from BASE, and 4 faults planted there
