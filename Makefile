@@ -91,7 +91,7 @@ migrate: $(service) ## Bring the schema of the database named by LLM_DATABASE_* 
 ##@ Check
 
 .PHONY: test
-test: $(dev) .venv-triton/.cpu ## Run the fast tests: PostgreSQL, Triton with a scripted model, one start of a real engine (15 min)
+test: $(dev) .venv-triton/.cpu ## Run the fast tests: PostgreSQL, Triton with a scripted model, one start of a real engine (13 min)
 	.venv/bin/pytest -q -n $(JOBS) -m "not trial" --durations=15 $(PYTEST_ARGS)
 
 .PHONY: trial
