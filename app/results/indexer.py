@@ -4,7 +4,8 @@ The statement that ends a result leaves its id in `undigested_results`. Each wor
 batches, and skips the ids that other workers hold: one transaction removes an id, writes the result's row
 of `result_search`, and adds the result to its minute and to the ledger. That row marks it as
 counted, so that each result is counted once, independent of crashes, late commits and clocks. The
-transaction reads no text: it leaves that to `word_indexer`, in a queue of its own.
+transaction finds the words of short texts, of a bounded size together, and of none if one has a fault: it
+leaves the others to `word_indexer`, in a queue of its own.
 
 Results that ended under a version without the index are found by a walk over all results, newest
 first, a few at a time, with pauses; a day later by a second walk. It skips indexed ones
@@ -14,7 +15,9 @@ that the ledger has. One process walks at a time.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import asyncpg
 
@@ -22,10 +25,18 @@ from app.core.database import Connection, Database, is_transient
 from app.core.settings import Settings
 from app.queue.depth import QueueDepth
 from app.results.rows import EndedResult
-from app.results.search_policy import is_searchable_sql
+from app.results.search_words import team_words_sql, words_sql
 from app.results.stats.totals import add_to_minutes, observe
 from app.results.usage import ledger
-from app.results.word_indexer import WordIndexer
+from app.results.word_indexer import (
+    CONTENT,
+    FAULTS_OF_TEXTS,
+    TEXT_SIZE,
+    WordIndexer,
+    is_searched_sql,
+)
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +47,10 @@ _LATE_SECONDS = 5.0
 _MAX_ROWS = 500  # results of a transaction
 _MAX_DELETED = 1_000  # minutes of a statement
 _BROKEN_SECONDS = 60.0
+# Bytes of texts whose words are found as they are counted: of one result, and of a transaction, for which
+# PostgreSQL takes at most 1 s.
+_SHORT_BYTES = 2_000
+_ALL_SHORT_BYTES = 100_000
 # Results whose words are due: with more, the walk over older ones pauses.
 _MAX_WAITING = 10_000
 
@@ -74,25 +89,35 @@ LEFT JOIN LATERAL (SELECT result_id, in_usage FROM result_search
 ORDER BY r.id DESC
 """
 
-# Results are locked in the order of ids, as all lock them. An attribution is no text. A text that is
-# not to be stored leaves no words behind, and none does where the search is off. A negative place: the
-# words are due.
-_COUNT = f"""
+# Results are locked in the order of ids, as all lock them. A negative place: the words are due.
+_TEXTS = "concat_ws(E'\\n', content, output, error_message)"
+
+
+def _count_sql(wait: str) -> str:
+    return f"""
 WITH held AS MATERIALIZED (
   SELECT id, team_id FROM results WHERE id = ANY($1::uuid[]) AND state <> 'pending'
-  ORDER BY id FOR KEY SHARE {{wait}}
+  ORDER BY id FOR KEY SHARE {wait}
+), texts AS MATERIALIZED (
+  SELECT *, size <= $5 AND sum(size) FILTER (WHERE size <= $5) OVER (ORDER BY id) <= {_ALL_SHORT_BYTES} AS is_short
+  FROM (
+    SELECT r.id, r.output, r.error_message, c.content, c.messages, {TEXT_SIZE} AS size
+    FROM results r CROSS JOIN LATERAL (SELECT * FROM contexts WHERE id = r.context_id OFFSET 0) c
+    WHERE r.id = ANY (ARRAY(SELECT id FROM held)) AND {is_searched_sql("$4")}) r
 ), marked AS (
-  INSERT INTO result_search (result_id, team_id, in_usage)
-  SELECT id, team_id, true FROM held ORDER BY id
+  INSERT INTO result_search (result_id, team_id, in_usage, words)
+  SELECT id, team_id, true, (
+    SELECT {words_sql(_TEXTS, str(_SHORT_BYTES))} || {team_words_sql("team_id")}
+    FROM (SELECT {CONTENT} AS content OFFSET 0) _ WHERE is_short)
+  FROM held LEFT JOIN texts c USING (id) ORDER BY id
   ON CONFLICT DO NOTHING RETURNING result_id
 ), dismissed AS (
   DELETE FROM undigested_results
   WHERE place = ANY($2::bigint[]) AND result_id = ANY (ARRAY(SELECT id FROM held))
-), with_words AS (
+), with_long_texts AS (
   INSERT INTO undigested_results (place, result_id)
-  SELECT -nextval((SELECT pg_get_serial_sequence('undigested_results', 'place')::regclass)), r.id
-  FROM results r WHERE r.id = ANY (ARRAY(SELECT result_id FROM marked))
-    AND r.kind = 'generation' AND r.store AND r.erased_at IS NULL AND {is_searchable_sql("r.team_id", "$4")}
+  SELECT -nextval((SELECT pg_get_serial_sequence('undigested_results', 'place')::regclass)), id
+  FROM texts WHERE NOT is_short AND id = ANY (ARRAY(SELECT result_id FROM marked))
 )
 SELECT id, team_id, model_name, coalesce(error_code, 'completed') AS ended_as,
   CASE WHEN reused_from IS NULL THEN prompt_tokens END AS prompt_tokens,
@@ -103,6 +128,7 @@ SELECT id, team_id, model_name, coalesce(error_code, 'completed') AS ended_as,
   finished_at >= now() - interval '1 minute' AS is_recent
 FROM results WHERE id = ANY (ARRAY(SELECT result_id FROM marked))
 """
+
 
 # The pause is a multiple of the step's time, and holds for every process.
 _FROM = "SELECT digested_from FROM digest_state WHERE passes_left > 0 AND resumes_at <= now()"
@@ -178,7 +204,7 @@ class ResultIndexer:
     async def count(self) -> bool:
         ended: list[EndedResult] = []
 
-        async def work(connection: Connection) -> tuple[int, bool]:
+        async def work(connection: Connection, short: int) -> tuple[int, bool]:
             ended.clear()
             async with connection.transaction():
                 if not await connection.fetchval(_SHARED_LOCK):
@@ -187,10 +213,10 @@ class ResultIndexer:
                 gone = [row["place"] for row in rows if row["is_gone"]]
                 if gone:
                     await connection.execute(_DISMISS, gone)
-                ended.extend(await self._count(connection, rows, "SKIP LOCKED"))
+                ended.extend(await self._count(connection, rows, "SKIP LOCKED", short))
             return rows[-1]["place"] if rows else self._place, len(rows) == self._max_rows
 
-        self._place, is_more = await self._database.run(work)
+        self._place, is_more = await self._database.run(partial(_try_with_texts, work))
         for result in ended:
             observe(result)
         if ended:
@@ -200,7 +226,7 @@ class ResultIndexer:
     async def index_older(self) -> bool:
         ended: list[EndedResult] = []
 
-        async def work(connection: Connection) -> bool:
+        async def work(connection: Connection, short: int) -> bool:
             ended.clear()
             async with connection.transaction():
                 if not await connection.fetchval(_WALK_LOCK):
@@ -209,7 +235,7 @@ class ResultIndexer:
                 if digested_from is None:
                     return False
                 rows = await connection.fetch(_WALK, self._max_rows, digested_from)
-                ended.extend(await self._count(connection, rows, ""))
+                ended.extend(await self._count(connection, rows, "", short))
                 unsettled = [row["id"] for row in rows if row["is_unsettled"]]
                 await ledger.settle(connection, unsettled)
                 if rows:
@@ -218,21 +244,23 @@ class ResultIndexer:
                     await connection.execute(_BEGIN_ANEW)
             return bool(rows)
 
-        is_more = await self._database.run(work)
+        is_more = await self._database.run(partial(_try_with_texts, work))
         for result in ended:
             if result.is_recent:  # older ones were observed when they ended
                 observe(result)
         return is_more
 
     async def _count(
-        self, connection: Connection, rows: Sequence[asyncpg.Record], wait: str
+        self, connection: Connection, rows: Sequence[asyncpg.Record], wait: str, short: int
     ) -> Sequence[EndedResult]:
+        """`short`: the bytes of texts whose words are found now."""
         due = [row for row in rows if row["is_due"]]
         if not due:
             return []
         ids, places = [row["id"] for row in due], [row["place"] for row in due]
-        statement = _COUNT.format(wait=wait)
-        found = await connection.fetch(statement, ids, places, self._days, self._search)
+        found = await connection.fetch(
+            _count_sql(wait), ids, places, self._days, self._search, short
+        )
         results = [EndedResult(**row) for row in found]
         await ledger.add(connection, [one.id for one in results])
         await add_to_minutes(connection, (one for one in results if one.is_counted))
@@ -258,3 +286,13 @@ class ResultIndexer:
 
         while await self._database.run(work) == f"DELETE {_MAX_DELETED}":
             pass
+
+
+async def _try_with_texts(
+    work: Callable[[Connection, int], Awaitable[T]], connection: Connection
+) -> T:
+    """Run a transaction that finds the words of short texts; of none if one of them has a fault."""
+    try:
+        return await work(connection, _SHORT_BYTES)
+    except FAULTS_OF_TEXTS:
+        return await work(connection, 0)

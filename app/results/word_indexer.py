@@ -1,7 +1,8 @@
-"""Indexing of the words of results that are counted: behind the totals, which never wait for a text.
+"""Indexing of the words of results whose texts are long: behind the totals, which never wait for them.
 
 `undigested_results` has two queues. Places above 0 are results that ended and are not counted; a negative
-place is that of a counted result whose words are due. A former version reads the first ones only.
+place is that of a counted result whose words are due. A former version reads the first ones only. The words
+of short texts are found by the statement that counts, see `indexer`: another one would cost more than they do.
 
 The text of one team must not delay another's: the newest results come first, those of a team behind the
 first ones of the others, each turn for a bounded time; what is left of it has turns of its own. A result
@@ -33,21 +34,23 @@ _STATEMENT_MILLISECONDS = 2_500
 _FIRST = -(2**63)
 
 # Its text, not its row: the row itself, or the memory of the process, is no reason.
-_ITS_FAULT = (
+FAULTS_OF_TEXTS = (
     asyncpg.ProgramLimitExceededError,
     asyncpg.QueryCanceledError,
     asyncpg.DataError,
 )
 
-# `least` ignores NULL: a text that is absent must not count as the longest. Messages do, for they may be
-# stored compressed.
-_TEXT_SIZE = f"""least(coalesce(octet_length(r.output), 0), {CHARACTERS})
+# `least` ignores NULL: a text that is absent must not count as the longest. Messages that are stored
+# compressed do.
+TEXT_SIZE = f"""least(coalesce(octet_length(r.output), 0), {CHARACTERS})
+  + coalesce(octet_length(r.error_message), 0)
   + CASE WHEN c.messages IS NULL THEN least(coalesce(octet_length(c.content), 0), {CHARACTERS})
-    ELSE {CHARACTERS} + pg_column_size(c.messages) END AS size"""
+    WHEN pg_column_compression(c.messages) IS NULL THEN least(pg_column_size(c.messages), {CHARACTERS})
+    ELSE {CHARACTERS} END"""
 # OFFSET 0: each row is found by its id. A generic plan would join whole tables, as it does not know
 # how few are asked for. The newest first, behind the place $2.
 _DUE = f"""
-SELECT u.place, u.result_id AS id, r.team_id, r.id IS NULL OR s.result_id IS NULL AS is_gone, {_TEXT_SIZE}
+SELECT u.place, u.result_id AS id, r.team_id, r.id IS NULL OR s.result_id IS NULL AS is_gone, {TEXT_SIZE} AS size
 FROM (
   SELECT place, result_id FROM undigested_results WHERE place < 0 AND place > $2 ORDER BY place LIMIT $1
 ) u
@@ -58,15 +61,24 @@ ORDER BY u.place
 """  # noqa: S608 - of our own constants
 _DISMISS = "DELETE FROM undigested_results WHERE place = ANY($1::bigint[])"
 
+
+def is_searched_sql(search: str) -> str:
+    """A condition: the result `r` has words; `search` is the setting.
+
+    A text that is not to be stored leaves none behind, and none does where the search is off.
+    """
+    return f"""r.kind = 'generation' AND r.store AND r.erased_at IS NULL
+          AND {is_searchable_sql("r.team_id", search)}"""
+
+
 # A statement of its own: the next one sees the texts as they are once the row is held. A transaction that
 # erases a prompt holds it too, see `retention`.
 _LOCK = """
 SELECT result_id FROM result_search WHERE result_id = ANY($1::uuid[])
 ORDER BY result_id FOR NO KEY UPDATE SKIP LOCKED
 """
-# A text that is not to be stored leaves no words behind, and none does where the search is off. The words
-# of a context are found once for all of its results: parsing a long one takes longer than all else.
-_CONTENT = """coalesce(c.content, (SELECT string_agg(m ->> 'content', E'\\n' ORDER BY place)
+# The words of a context are found once for all of its results: parsing a long one takes longer than all else.
+CONTENT = """coalesce(c.content, (SELECT string_agg(m ->> 'content', E'\\n' ORDER BY place)
         FROM jsonb_array_elements(
           CASE jsonb_typeof(c.messages) WHEN 'array' THEN c.messages END) WITH ORDINALITY AS i(m, place)), '')"""
 _ANSWER = "concat_ws(E'\\n', left(r.output, $3), left(r.error_message, $3))"
@@ -76,13 +88,12 @@ WITH due AS MATERIALIZED (
   RETURNING result_id
 ), parsed AS MATERIALIZED (
   SELECT e.ids, e.words, CASE WHEN e.is_searched AND c.erased_at IS NULL
-    THEN {words_sql(_CONTENT, "$3")} ELSE '' END AS context_words
+    THEN {words_sql(CONTENT, "$3")} ELSE '' END AS context_words
   FROM (
     SELECT context_id, array_agg(id) AS ids, array_agg(words) AS words, count(words) > 0 AS is_searched
     FROM (
       SELECT r.context_id, r.id,
-        CASE WHEN r.kind = 'generation' AND r.store AND r.erased_at IS NULL
-          AND {is_searchable_sql("r.team_id", "$4")}
+        CASE WHEN {is_searched_sql("$4")}
         THEN {words_sql(_ANSWER, "2 * $3")} || {team_words_sql("r.team_id")} END AS words
       FROM results r WHERE r.id = ANY (ARRAY(SELECT result_id FROM due))
       OFFSET 0) r  -- or each use of its words would find them again
@@ -175,7 +186,7 @@ class WordIndexer:
         try:
             async with connection.transaction():
                 await connection.execute(_INDEX, ids, places, characters, self._search)
-        except _ITS_FAULT as error:
+        except FAULTS_OF_TEXTS as error:
             if len(rows) > 1:
                 half = len(rows) // 2
                 await self._index(connection, rows[:half], characters)

@@ -137,7 +137,7 @@ async def test_results_of_one_context_each_have_its_words_and_their_own(
     )
 
 
-async def test_a_context_is_parsed_once_for_all_of_its_results(
+async def test_a_long_context_is_parsed_once_for_all_of_its_results(
     settings: Settings, connection: asyncpg.Connection
 ) -> None:
     """A function in the place of PostgreSQL's counts the parses; the planner sees no difference."""
@@ -146,7 +146,7 @@ async def test_a_context_is_parsed_once_for_all_of_its_results(
     )
     await connection.execute(COUNTING)
     for prompt in ("a shared prompt", "another"):
-        await add(connection, 20, prompt=prompt)
+        await add(connection, 20, prompt=prompt + " of many words" * 200)
     async with Database(settings, "test") as database:
         await ResultIndexer(database, QueueDepth(database, settings), settings).index()
     assert len(await found(connection, "shared")) == 20

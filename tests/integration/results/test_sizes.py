@@ -8,11 +8,12 @@ import pytest
 
 from app.core.errors import NotFoundError
 from app.core.settings import Settings
-from app.results import store, word_indexer
+from app.results import store
 from app.results.search_words import CHARACTERS
 from app.results.sizes import json_bytes, text_bytes
 from app.results.stats import system
 from app.results.store import ResultStore
+from app.results.word_indexer import TEXT_SIZE
 from tests.integration.queue.queue_bench import open_bench
 
 MILLION = 1_000_000
@@ -75,22 +76,26 @@ async def test_a_short_result_is_charged_nothing_and_a_request_by_its_texts(
 async def test_a_text_to_be_indexed_counts_up_to_the_part_that_is_searched(
     connection: asyncpg.Connection,
 ) -> None:
-    """Messages count as the longest text beside their stored size; an absent text counts nothing."""
+    """Messages count as they are stored, compressed ones as the longest text; an absent text counts nothing."""
     most = CHARACTERS
+    await connection.execute(
+        "CREATE TEMPORARY TABLE texts (output text, error_message text, content text, messages jsonb)"
+    )
     sizes = []
     for output, content, messages in (
-        (None, None, None), (5, 7, None), (most + 1, 7, None), (5, most + 1, None), (5, None, "[]"),
+        (None, None, None), (5, 7, None), (most + 1, 7, None), (5, most + 1, None), (5, None, 100),
+        (5, None, 10_000),
     ):  # fmt: skip
-        row = await connection.fetchrow(
-            f"""SELECT {word_indexer._TEXT_SIZE}, pg_column_size(c.messages) AS of_messages
-                FROM (SELECT repeat('x', $1::int) AS output) r,
-                  (SELECT repeat('x', $2::int) AS content, $3::jsonb AS messages) c""",
+        await connection.execute(
+            """INSERT INTO texts (output, content, messages)
+               SELECT repeat('x', $1), repeat('x', $2), to_jsonb(repeat('x', $3))""",
             *(output, content, messages),
         )
+        row = await connection.fetchrow(f"SELECT {TEXT_SIZE} AS size FROM texts r, texts c")
+        await connection.execute("DELETE FROM texts")
         assert row is not None
-        sizes.append(row["size"] - (row["of_messages"] or 0))
-        assert bool(row["of_messages"]) is (messages is not None)
-    assert sizes == [0, 12, most + 7, most + 5, most + 5]
+        sizes.append(row["size"])
+    assert sizes == [0, 12, most + 7, most + 5, 5 + 109, most + 5]
 
 
 async def test_the_rows_of_a_table_are_estimated_once_it_was_analyzed(

@@ -1,5 +1,6 @@
 """Words of results: found behind the totals, in a time that is linear in the text, and without it if need be."""
 
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,13 +13,14 @@ from app.core import metrics
 from app.core.database import Database
 from app.core.settings import Settings
 from app.queue.depth import QueueDepth
-from app.results import word_indexer
+from app.results import indexer as results_indexer, word_indexer
 from app.results.indexer import ResultIndexer
 from app.results.search_words import RUN, words_sql
 from app.results.word_indexer import pieces_in_turns
 from tests.integration.results.test_indexer import COUNTED, add, found
 
 PARSE = f"SELECT length({words_sql('$1::text', '100000')})"
+LONG = "text" + " more" * 500
 MAX_RATIO = 9.0  # for 4 times the text: linear work takes 4 times as long, quadratic work 16 times
 
 # Each is repeated. PostgreSQL's parser looks ahead in most of them; `<` looks beyond spaces.
@@ -138,10 +140,10 @@ async def test_a_text_that_cannot_be_parsed_stops_no_other_and_no_total(
     assert [getattr(one, "result_id", "") for one in logged] == [str(slow)]
 
 
-async def test_totals_are_written_by_a_transaction_that_reads_no_text(
+async def test_long_texts_have_their_words_behind_the_totals(
     connection: asyncpg.Connection, indexer: ResultIndexer
 ) -> None:
-    ids = await add(connection, 3, output="text")
+    ids = await add(connection, 3, output=LONG)
     await indexer.count()
     assert await connection.fetchval(COUNTED) == 3
     assert await connection.fetchval("SELECT sum(results) FROM usage_entries") == 3
@@ -154,13 +156,35 @@ async def test_totals_are_written_by_a_transaction_that_reads_no_text(
     assert await connection.fetchval("SELECT count(*) FROM undigested_results") == 0
 
 
+async def test_short_texts_have_their_words_with_the_totals(
+    connection: asyncpg.Connection, indexer: ResultIndexer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many bytes of them together: of three results that fit alone, the last has its words later."""
+    monkeypatch.setattr(results_indexer, "_SHORT_BYTES", 200)
+    monkeypatch.setattr(results_indexer, "_ALL_SHORT_BYTES", 440)
+    (chat,) = await add(connection)
+    await connection.execute(
+        "UPDATE contexts SET content = NULL, messages = $1",
+        json.dumps(
+            [{"role": "user", "content": "ask " * 10}, {"role": "user", "content": "again"}]
+        ),
+    )
+    await add(connection, prompt="x" * 197)
+    short = sorted(await add(connection, 3, prompt="é" * 70))
+    await indexer.count()
+    assert await found(connection, "again") == [chat]
+    assert set(await found(connection, "text")) == {chat, *short[:2]}
+    await indexer.words.index()
+    assert len(await found(connection, "text")) == 5
+
+
 async def test_a_backlog_of_words_is_worked_off_and_newer_ones_do_not_wait_for_it(
     connection: asyncpg.Connection, indexer: ResultIndexer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(word_indexer, "_MAX_ROWS", 4)
-    older = await add(connection, 20, team="many")
+    older = await add(connection, 20, team="many", output=LONG)
     await indexer.count()
-    (new,) = await add(connection, team="other")
+    (new,) = await add(connection, team="other", output=LONG)
     await indexer.count()
     assert await indexer.words.index()
     first = await found(connection, "text")
@@ -174,7 +198,7 @@ async def test_a_backlog_of_words_is_worked_off_and_newer_ones_do_not_wait_for_i
 async def test_a_turn_ends_in_time_and_goes_on_where_it_ended(
     connection: asyncpg.Connection, indexer: ResultIndexer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await add(connection, 5)
+    await add(connection, 5, output=LONG)
     await indexer.count()
     with monkeypatch.context() as patched:
         patched.setattr(word_indexer, "_TURN_SECONDS", 0.0)
@@ -205,7 +229,7 @@ async def test_words_that_are_found_while_their_prompt_is_erased_lose_it(
     connection: asyncpg.Connection, indexer: ResultIndexer
 ) -> None:
     """The queue of words has the result again; its context is empty by then."""
-    (one,) = await add(connection, prompt="secret")
+    (one,) = await add(connection, prompt="secret", output=LONG)
     await indexer.count()
     await connection.execute("UPDATE contexts SET content = '', erased_at = now()")
     await indexer.words.index()

@@ -240,7 +240,7 @@ async def _digest(queue: Queue) -> None:
     if not queue.ids.running:  # nothing has ended: the statement is planned all the same
         async with queue.database.connection() as connection:
             rows = cast("list[Record]", [{"id": new_id(), "place": 0, "is_due": True}])
-            await indexer._count(connection, rows, "SKIP LOCKED")
+            await indexer._count(connection, rows, "SKIP LOCKED", 2_000)
             await indexer.words._index(connection, rows, 100)
 
 
