@@ -1,8 +1,10 @@
 """Structured outputs: constraints of a generated text. The names are vLLM's
 (https://docs.vllm.ai/en/latest/features/structured_outputs/)."""
 
+import math
 from collections.abc import Iterable
 from typing import Annotated, Any
+from urllib.parse import unquote
 
 import orjson
 from pydantic import (
@@ -21,7 +23,12 @@ from app.core.bounded_json import check_json
 
 MAX_SCHEMA_BYTES = 65_536
 MAX_SCHEMA_DEPTH = 48
+MAX_COMBINATIONS = 256
+"""Of the alternatives in the members of each `allOf`, all of a schema together: engines multiply them out."""
+MAX_GRAMMAR_CHARACTERS = 8_192
+"""Of EBNF, which engines rewrite in a time that is quadratic in the number of its rules."""
 
+_VERY_MANY = 10**9
 _TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
 # Members of a schema that hold schemas: one, a list, or several by name.
 _ONE = {"additionalProperties", "items", "not", "propertyNames", "contains", "if", "then", "else"}
@@ -37,6 +44,10 @@ def check_schema(schema: Any) -> Any:
     """
     check_json(schema, max_bytes=MAX_SCHEMA_BYTES, max_depth=MAX_SCHEMA_DEPTH)
     _check_part(schema, "the schema")
+    if (count := Combinations(schema).count) > MAX_COMBINATIONS:
+        raise _wrong(
+            f"the schema has {count:,} combinations of alternatives in `allOf`; it may have {MAX_COMBINATIONS}"
+        )
     return schema
 
 
@@ -66,6 +77,62 @@ def _schemas_of(name: str, member: Any, where: str) -> Iterable[Any]:
             raise _wrong(f"`{name}` in {where} must be an object of schemas")
         return member.values()
     return ()
+
+
+class Combinations:
+    """Counts the alternatives that each `allOf` of a schema has once it is multiplied out."""
+
+    def __init__(self, schema: Any) -> None:
+        self.count = 0
+        self._schema = schema
+        self._depth = 0  # of references that lead to references
+        self._of_places: dict[str, int] = {}  # the alternatives of those that a `$ref` names
+        self._walk(schema)
+
+    def _walk(self, part: Any) -> None:
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        for one in inner:
+            self._walk(one)
+        if isinstance(part, dict) and isinstance(part.get("allOf"), list):
+            alternatives = self._alternatives(part)
+            self.count += alternatives if alternatives > 1 else 0
+
+    def _alternatives(self, part: Any) -> int:
+        if not isinstance(part, dict):
+            return 1
+        count = 1
+        for name in ("anyOf", "oneOf"):
+            if isinstance(part.get(name), list):
+                count *= sum(self._alternatives(one) for one in part[name])
+        if isinstance(part.get("allOf"), list):
+            count *= math.prod(self._alternatives(one) for one in part["allOf"])
+        if isinstance(part.get("$ref"), str):
+            count *= self._at(part["$ref"])
+        return min(count, _VERY_MANY)
+
+    def _at(self, place: str) -> int:
+        if place in self._of_places:
+            return self._of_places[place]
+        if self._depth >= MAX_SCHEMA_DEPTH:
+            return _VERY_MANY
+        self._depth += 1
+        self._of_places[place] = 1  # for a circle
+        self._of_places[place] = self._alternatives(_find(self._schema, place))
+        self._depth -= 1
+        return self._of_places[place]
+
+
+def _find(schema: Any, place: str) -> Any:
+    """The part of a schema at a local reference (RFC 6901); None if there is none."""
+    for name in unquote(place.removeprefix("#")).split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
+            schema = schema[int(name)]
+        elif isinstance(schema, dict):
+            schema = schema.get(name)
+        else:
+            return None
+    return schema
 
 
 def _wrong(message: str) -> PydanticCustomError:
@@ -99,7 +166,7 @@ class _Members(TypedDict, total=False):
     json: JsonSchema
     regex: _Text
     choice: _Choices
-    grammar: _Text
+    grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
     json_object: bool
 
 

@@ -94,6 +94,11 @@ def validate(
         fault = url_fault(options.webhook_url, rules)
         if fault:
             raise invalid("webhook_url", fault)
+    if "grammar" in (options.parameters.structured_outputs or {}) and not settings.ebnf_grammars:
+        raise invalid(
+            "parameters.structured_outputs.grammar",
+            "is off (LLM_EBNF_GRAMMARS): use `json`, `regex` or `choice`, or ask the operator to turn it on",
+        )
     most = max_retain_seconds
     if options.retain_seconds is not None and most is not None and options.retain_seconds > most:
         raise invalid("retain_seconds", f"must be at most {most:.0f}, as your team's results")

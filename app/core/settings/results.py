@@ -29,6 +29,10 @@ class ResultSettings(Section, title="Results"):
     store of images in your network). See docs/vision.md#urls."""
     image_url_timeout_seconds: float = Field(10.0, gt=0, le=60)
     """Time limit of all images that one request has fetched."""
+    ebnf_grammars: bool = False
+    """Whether requests may constrain their texts by a `grammar` in EBNF. An ambiguous one takes more of the
+    engine's time with each token, and slows the model for all. JSON schemas, `regex` and `choice` need no
+    setting ([sampling.md](sampling.md#structured-outputs))."""
     max_queued: int = Field(1_000_000, ge=1)
     """Most unclaimed results in the queue; a further one returns 429."""
     team_max_queued: int | None = Field(None, ge=1)

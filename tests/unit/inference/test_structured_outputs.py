@@ -102,3 +102,33 @@ def test_a_schema_has_a_bounded_size() -> None:
     for _ in range(60):
         deep = {"items": deep}
     assert not accepted(json=deep)
+
+
+EITHER = {"anyOf": [{"properties": {"a": True}}, {"properties": {"b": True}}]}
+CHAIN = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(1_000)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_accepted"),
+    [
+        ({"allOf": [EITHER] * 8}, True),
+        ({"allOf": [EITHER] * 9}, False),
+        ({"allOf": [{"allOf": [EITHER] * 3}] * 3}, False),
+        ({"anyOf": [EITHER] * 300}, True),
+        ({"properties": {f"p{i}": {"allOf": [{"type": "null"}]} for i in range(1_000)}}, True),
+        ({"properties": {f"p{i}": {"allOf": [EITHER] * 4} for i in range(16)}}, True),
+        ({"properties": {f"p{i}": {"allOf": [EITHER] * 4} for i in range(17)}}, False),
+        ({"$defs": {"a/b": EITHER}, "allOf": [{"$ref": "#/$defs/a~1b"}] * 9}, False),
+        ({"x a": [0, {"oneOf": [True, False]}], "allOf": [{"$ref": "#/x%20a/1"}] * 9}, False),
+        ({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, EITHER]}}, "$ref": "#/$defs/a"}, True),
+        ({"allOf": [{"$ref": "#/nowhere"}, {"$ref": "other.json"}, {"$ref": "#/allOf/x/9"}]}, True),
+        ({"$defs": CHAIN | {"d1000": {}}, "$ref": "#/$defs/d0"}, False),
+    ],
+)  # fmt: skip
+def test_alternatives_that_engines_multiply_out_are_bounded(
+    schema: dict[str, Any], is_accepted: bool
+) -> None:
+    if is_accepted:
+        assert accepted(json=schema)
+    else:
+        assert "combinations of alternatives" in refusal(json=schema)

@@ -58,6 +58,22 @@ def test_an_option_may_reach_its_bound(
     )
 
 
+@pytest.mark.parametrize(
+    ("constraint", "is_on", "is_accepted"),
+    [
+        (None, False, True),
+        ({"regex": "a+"}, False, True),
+        ({"grammar": "root ::= x"}, False, False),
+        ({"grammar": "root ::= x"}, True, True),
+    ],
+)
+def test_grammars_are_the_operators_choice(constraint: Any, is_on: bool, is_accepted: bool) -> None:
+    send = SendOptions(parameters=SamplingParameters(structured_outputs=constraint))
+    settings = SETTINGS.model_copy(update={"ebnf_grammars": is_on})
+    field = field_of(lambda: validate(send, settings, max_priority=5, max_retain_seconds=None))
+    assert field == (None if is_accepted else "parameters.structured_outputs.grammar")
+
+
 def test_the_default_deadline_is_bounded_as_any_other() -> None:
     settings = SETTINGS.model_copy(update={"default_deadline_seconds": 101.0})
     check = field_of(

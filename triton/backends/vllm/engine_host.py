@@ -22,11 +22,13 @@ import psutil
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.torch_utils import get_dtype_size
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
 # Room of the CPU's key-value cache when model.json names none: this many sequences of full
 # length, within these bytes, and never more than a quarter of the memory that is free.
@@ -182,9 +184,23 @@ def make_config(arguments: dict[str, Any]) -> VllmConfig:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             arguments["distributed_executor_backend"] = "uni"
     config = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    choose_constraints(config)
     if current_platform.is_cpu() and not config.cache_config.kv_cache_memory_bytes:
         config.cache_config.kv_cache_memory_bytes = choose_cache_bytes(config)
     return config
+
+
+def choose_constraints(config: VllmConfig) -> None:
+    """Structured outputs by llguidance, where model.json does not choose.
+
+    Its time per token is bounded. That of xgrammar, which vLLM would choose, grows with each token of a
+    regular expression such as `((a*)*)*b`, inside the step that all requests share.
+    """
+    chosen, model = config.structured_outputs_config, config.model_config
+    if chosen.backend != "auto" or model.runner_type == "pooling" or model.skip_tokenizer_init:
+        return
+    if GuidanceBackend.is_tokenizer_supported(cached_tokenizer_from_config(model)):
+        chosen.backend = "guidance"
 
 
 def read_default_sampling(config: VllmConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -18,7 +19,7 @@ from generation_request import (
 )
 from pixel_gate import PixelGate
 from server_metrics import ServerMetrics
-from vllm import PoolingParams
+from vllm import PoolingParams, SamplingParams
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -37,16 +38,35 @@ class EngineRequests:
         self.lora_ids = {name: number for number, name in enumerate(host.lora_paths, start=1)}
         self.numbers = itertools.count(1)
         self.pixels = PixelGate(MAX_PIXELS_AT_ONCE)
+        constraints = host.config.structured_outputs_config
+        self.uses_guidance = constraints.backend == "guidance"
+        self.takes_whitespace = not constraints.disable_any_whitespace
 
     def check_lora(self, request: GenerationRequest) -> None:
         if request.lora_name is not None and request.lora_name not in self.lora_ids:
             known = ", ".join(self.lora_ids) or "none"
             raise RefusedError(f"unknown lora_name {request.lora_name!r}; known: {known}")
 
+    def adapt_schema(self, sampling: SamplingParams) -> None:
+        """llguidance takes alternatives of `oneOf` that may overlap only if it may join them (`anyOf`)."""
+        wanted = sampling.structured_outputs
+        if wanted is None or wanted.json is None or not self.uses_guidance:
+            return
+        try:
+            schema = json.loads(wanted.json) if isinstance(wanted.json, str) else wanted.json
+        except ValueError:
+            return  # vLLM refuses it
+        if isinstance(schema, dict):
+            options = {"coerce_one_of": True, "whitespace_flexible": self.takes_whitespace}
+            wanted.json = schema | {"x-guidance": options}
+        elif schema is True:
+            wanted.json = {}
+
     async def render(self, request: GenerationRequest) -> tuple[dict[str, Any], int]:
         """The tokenized prompt and its length; raises RefusedError when it does not fit."""
         if self.host.pools:
             await self.refuse_generation()
+        self.adapt_schema(request.sampling)
         prompt: dict[str, Any] = {"prompt": request.prompt}
         if (ids := request.prompt_ids) is not None:
             if not ids:
