@@ -24,9 +24,9 @@ from app.core.bounded_json import check_json
 MAX_SCHEMA_BYTES = 65_536
 MAX_SCHEMA_DEPTH = 48
 MAX_COMBINATIONS = 256
-"""Of the alternatives in the members of each `allOf`, all of a schema together: engines multiply them out."""
+"""Engines multiply out the alternatives in the members of each `allOf`; all of a schema together."""
 MAX_GRAMMAR_CHARACTERS = 8_192
-"""Of EBNF, which engines rewrite in a time that is quadratic in the number of its rules."""
+"""Engines rewrite EBNF in a time that is quadratic in the number of its rules."""
 
 _VERY_MANY = 10**9
 _TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}

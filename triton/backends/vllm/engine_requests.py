@@ -59,8 +59,6 @@ class EngineRequests:
         if isinstance(schema, dict):
             options = {"coerce_one_of": True, "whitespace_flexible": self.takes_whitespace}
             wanted.json = schema | {"x-guidance": options}
-        elif schema is True:
-            wanted.json = {}
 
     async def render(self, request: GenerationRequest) -> tuple[dict[str, Any], int]:
         """The tokenized prompt and its length; raises RefusedError when it does not fit."""
