@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import decode_stream
 import psutil
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -116,6 +117,7 @@ class EngineHost:
 
     async def start_engine(self) -> None:
         spawn_children_that_die_with_us()
+        decode_stream.install()
         self.engine = AsyncLLM(
             vllm_config=self.config,
             executor_class=Executor.get_class(self.config),
