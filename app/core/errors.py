@@ -23,6 +23,7 @@ class FailureCode(StrEnum):
     DEADLINE_EXCEEDED = "deadline_exceeded", 504
     INVALID_REQUEST = "invalid_request", 422
     MODEL_ERROR = "model_error", 502
+    GRAMMAR_TOO_SLOW = "grammar_too_slow", 422
     ENGINE_CRASHED = "engine_crashed", 502
     WORKER_LOST = "worker_lost", 503
     TRITON_LOST = "triton_lost", 503
@@ -46,6 +47,12 @@ DEADLINE_EXCEEDED = Failure(
     FailureCode.DEADLINE_EXCEEDED,
     "The deadline passed before the model finished. Send again with a larger `deadline_seconds`.",
     True,
+)
+GRAMMAR_TOO_SLOW = Failure(
+    FailureCode.GRAMMAR_TOO_SLOW,
+    "The constraint took too much of the engine's time, which all requests of the model share. Send a "
+    "simpler `structured_outputs`: fewer ways to read the same text, fewer alternatives.",
+    False,
 )
 WORKER_LOST = Failure(
     FailureCode.WORKER_LOST,

@@ -39,6 +39,10 @@ class RefusedError(GenerationError):
     """The model refused the request itself."""
 
 
+class GrammarTooSlowError(RefusedError):
+    """The constraint of the text took too much of the engine's time, and the backend ended it."""
+
+
 class ModelFailedError(GenerationError):
     """The model reported an error while it ran the request."""
 

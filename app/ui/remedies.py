@@ -30,6 +30,10 @@ REMEDIES: Mapping[str, tuple[str, str]] = {
         "The index failed on this text.",
         "Retry once; if it fails again, notify the operator.",
     ),
+    "grammar_too_slow": (
+        "The constraint took too much of the engine's time.",
+        "Send a simpler one: fewer ways to read the same text, fewer alternatives.",
+    ),
     "internal_error": (
         "The service has an internal error.",
         "Retry once; if it fails again, notify the operator: the log has the reason.",

@@ -26,6 +26,7 @@ ADVICE = {
     "infini_gram_error": "Retry once; then notify the operator.",
     "internal_error": "Retry once; then notify the operator.",
     "invalid_query": _CHANGE,
+    "grammar_too_slow": "Send a simpler constraint.",
     "invalid_request": _CHANGE,
     "invalid_token": _KEY,
     "job_closed": "Open the job again (jobs.open), or start another one, by another name.",

@@ -211,6 +211,26 @@ async def test_a_text_follows_its_constraint_or_the_constraint_is_refused_by_nam
             assert json.loads(text) in values, text
 
 
+async def test_a_grammar_that_slows_the_engine_ends_and_the_others_go_on(
+    vllm_settings: Settings,
+) -> None:
+    """Each token of it takes longer than the one before; it would have 900."""
+    settings = vllm_settings.model_copy(update={"ebnf_grammars": True})
+    async with speak_to(settings) as (_, client):
+        asked: dict[str, Any] = {"model": "demo", "prompt": "def f", "temperature": 0}
+        alone = await client.completions.create(**asked, max_tokens=100)
+        ambiguous = {"structured_outputs": {"grammar": 'root ::= root root | "a" | ""'}}
+        slow, beside = await asyncio.gather(
+            client.completions.create(**asked, max_tokens=900, extra_body=ambiguous),
+            client.completions.create(**asked, max_tokens=100),
+            return_exceptions=True,
+        )
+        assert isinstance(slow, openai.BadRequestError)
+        assert slow.code == "grammar_too_slow"
+        assert not isinstance(beside, BaseException)
+        assert beside.choices[0].text == alone.choices[0].text
+
+
 async def test_each_choice_of_tokens_has_its_effect(vllm_settings: Settings) -> None:
     async with speak_to(vllm_settings) as (service, client):
         shown = (await service.client.get("/models/demo")).json()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from app.core import metrics, tracing
-from app.core.errors import Failure, FailureCode
+from app.core.errors import GRAMMAR_TOO_SLOW, Failure, FailureCode
 from app.inference.images import IMAGES
 from app.inference.model_registry import ModelRegistry
 from app.inference.pooling import task_of
@@ -19,6 +19,7 @@ from app.inference.triton_errors import (
     EngineDeadError,
     EngineUnhealthyError,
     GenerationError,
+    GrammarTooSlowError,
     ModelDeadError,
     ModelFailedError,
     NotTakenError,
@@ -35,8 +36,8 @@ from app.worker.backends.stored_images import LoadImages, refuse_images
 
 _UNTRACED = contextlib.nullcontext()
 _RESUME_REFUSED = "resume_token_ids"  # how a model's refusal to continue begins
-# vLLM's finish reasons of generations that it gave up.
-_GIVEN_UP = frozenset(("abort", "error"))
+# Finish reasons of generations that vLLM or our backend gave up.
+_GIVEN_UP = frozenset(("abort", "error", GRAMMAR_TOO_SLOW.code))
 
 
 class Generation(Attempt):
@@ -178,6 +179,8 @@ class Generation(Attempt):
     def _given_up(self, reason: str | None) -> GenerationError:
         if reason == "abort":  # all generations of an engine that is being stopped
             return StreamLostError("the engine aborted the generation")
+        if reason == GRAMMAR_TOO_SLOW.code:
+            return GrammarTooSlowError(GRAMMAR_TOO_SLOW.message)
         if "structured_outputs" in self.claim.parameters:  # a grammar that cannot be compiled
             return RefusedError("structured_outputs: the engine cannot follow this constraint")
         return ModelFailedError("The engine failed at the generation.")
@@ -200,6 +203,8 @@ class Generation(Attempt):
             # Requests that a server did not take are counted and recorded by then.
             _count(error, self.claim.model_name)
             self._backend.health.record(error, self.target)
+        if isinstance(error, GrammarTooSlowError):
+            return AttemptOutcome.FAILED, GRAMMAR_TOO_SLOW
         if isinstance(error, RefusedError):
             return AttemptOutcome.FAILED, Failure(FailureCode.INVALID_REQUEST, str(error), False)
         if isinstance(error, ModelFailedError):

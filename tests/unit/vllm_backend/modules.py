@@ -35,6 +35,6 @@ def load_session() -> Any:
         "vllm", "vllm.outputs", "vllm.sampling_params", "vllm.v1", "vllm.v1.engine",
         "vllm.v1.engine.exceptions", "vllm.v1.engine.output_processor",
     )  # fmt: skip
-    parts = {name: load(name) for name in ("session_messages", "session_slots")}
+    parts = {name: load(name) for name in ("grammar_watch", "session_messages", "session_slots")}
     with patch.dict(sys.modules, {name: _Absent(name) for name in absent} | parts):
         return load("session")

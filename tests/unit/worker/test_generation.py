@@ -60,6 +60,7 @@ def test_the_responses_of_a_stream_add_up() -> None:
     ("reason", "parameters", "outcome", "code"),
     [
         ("abort", {"structured_outputs": {}}, AttemptOutcome.LOST, FailureCode.TRITON_LOST),
+        ("grammar_too_slow", {}, AttemptOutcome.FAILED, FailureCode.GRAMMAR_TOO_SLOW),
         ("error", {}, FAILED, FailureCode.MODEL_ERROR),
         ("error", {"structured_outputs": {}}, FAILED, FailureCode.INVALID_REQUEST),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from grammar_watch import reason_of
 from PIL import Image, UnidentifiedImageError
 from pydantic import TypeAdapter, ValidationError
 from vllm.exceptions import VLLMClientError
@@ -225,8 +226,8 @@ class ResponseBuilder:
             texts[part.index] += part.text
             tokens[part.index] = len(part.token_ids)
             self.output_tokens += len(part.token_ids)
-            if part.finish_reason is not None:
-                self.finish_reasons[part.index] = part.finish_reason
+            if (reason := reason_of(part)) is not None:
+                self.finish_reasons[part.index] = reason
             if part.cumulative_logprob is not None:
                 self.cumulative[part.index] = part.cumulative_logprob
             if part.logprobs is not None and "return_logprobs" in self.request.wanted:

@@ -26,6 +26,7 @@ from generation_request import (
     read_parameters,
     strings,
 )
+from grammar_watch import reason_of
 from response_stream import ResponseStream, Senders
 from session_messages import (
     Ack,
@@ -173,8 +174,8 @@ class Session:
         has_logprobs = slot.returns_logprobs and part.logprobs is not None
         slot.add(part.text, part.token_ids, encode_logprobs(part) if has_logprobs else "")
         self.requests.metrics.generation_tokens += len(part.token_ids)
-        if part.finish_reason is not None:
-            self.finish(slot, part.finish_reason)
+        if (reason := reason_of(part)) is not None:
+            self.finish(slot, reason)
         elif slot.live or is_first:
             self.mark(slot)
         elif self.timer is None:
