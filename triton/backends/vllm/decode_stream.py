@@ -38,7 +38,7 @@ class BoundedDecodeStream:
         if before.endswith("\ufffd"):  # a prompt that ends within a character
             self.before, before = [], ""
         whole = tokenizer.decode(self.before + self.pending, skip_special_tokens=self.skips)
-        # The library would give the text of tokens that end within a character once more.
+        # The library would give the text of tokens that end within a character again.
         self.stream = self.library(ids=self.before, skip_special_tokens=self.skips)
         self.pending = []
         return whole[len(before) :]
