@@ -118,6 +118,7 @@ WITH held AS MATERIALIZED (
   INSERT INTO undigested_results (place, result_id)
   SELECT -nextval((SELECT pg_get_serial_sequence('undigested_results', 'place')::regclass)), id
   FROM texts WHERE NOT is_short AND id = ANY (ARRAY(SELECT result_id FROM marked))
+  RETURNING result_id
 )
 SELECT id, team_id, model_name, coalesce(error_code, 'completed') AS ended_as,
   CASE WHEN reused_from IS NULL THEN prompt_tokens END AS prompt_tokens,
@@ -125,7 +126,8 @@ SELECT id, team_id, model_name, coalesce(error_code, 'completed') AS ended_as,
   CASE jsonb_typeof(parameters -> 'max_tokens')
     WHEN 'number' THEN (parameters ->> 'max_tokens')::float8 END AS max_tokens,
   finished_at >= now() - make_interval(days => $3) AS is_counted,
-  finished_at >= now() - interval '1 minute' AS is_recent
+  finished_at >= now() - interval '1 minute' AS is_recent,
+  id = ANY (ARRAY(SELECT result_id FROM with_long_texts)) AS is_long
 FROM results WHERE id = ANY (ARRAY(SELECT result_id FROM marked))
 """
 
@@ -219,7 +221,7 @@ class ResultIndexer:
         self._place, is_more = await self._database.run(partial(_try_with_texts, work))
         for result in ended:
             observe(result)
-        if ended:
+        if any(result.is_long for result in ended):
             self.words.wake()
         return is_more
 

@@ -178,6 +178,7 @@ class EndedResult:
     max_tokens: float | None
     is_counted: bool  # in the totals of its minute, which are kept for some days
     is_recent: bool
+    is_long: bool  # its words are still to be found
 
     # Unix times in seconds.
 

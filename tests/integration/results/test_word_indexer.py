@@ -145,6 +145,7 @@ async def test_long_texts_have_their_words_behind_the_totals(
 ) -> None:
     ids = await add(connection, 3, output=LONG)
     await indexer.count()
+    assert indexer.words._wake.is_set()
     assert await connection.fetchval(COUNTED) == 3
     assert await connection.fetchval("SELECT sum(results) FROM usage_entries") == 3
     assert await found(connection, "text") == []
@@ -171,6 +172,7 @@ async def test_short_texts_have_their_words_with_the_totals(
     )
     await add(connection, prompt="x" * 197)
     short = sorted(await add(connection, 3, prompt="é" * 70))
+    assert not indexer.words._wake.is_set()
     await indexer.count()
     assert await found(connection, "again") == [chat]
     assert set(await found(connection, "text")) == {chat, *short[:2]}

@@ -23,7 +23,7 @@ def ended(model: str, **members: Any) -> EndedResult:
         "started_at": created + timedelta(seconds=1),
         "first_token_at": created + timedelta(seconds=3),
         "finished_at": created + timedelta(seconds=7),
-        "max_tokens": 9, "is_counted": True, "is_recent": True,
+        "max_tokens": 9, "is_counted": True, "is_recent": True, "is_long": False,
     }  # fmt: skip
     return EndedResult(identifier, model_name=model, **known | members)
 
