@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue, model_validator
 
 from app.api.schema_parts import STRICT, value_error
-from app.core.bounded_json import check_json
 from app.inference.images import (
     Image,
     check_content,
@@ -15,10 +14,8 @@ from app.inference.images import (
     is_remote,
     join_pieces,
 )
-from app.results.requests import MAX_PROMPT_CHARACTERS
 
 _MAX_BLOCKS = 10_000
-_INPUT_DEPTH = 64
 _TEXT_ONLY = ("text",)
 _RESULT_BLOCKS = ("text", "image")
 _BLOCKS = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
@@ -36,10 +33,6 @@ def _check_type(block: Any, known: tuple[str, ...]) -> Any:
             f"a block of type {str(kind)[:40]!r} is not supported here; supported are {', '.join(known)}"
         )
     return block
-
-
-def _check_input(value: Any) -> Any:
-    return check_json(value, max_bytes=MAX_PROMPT_CHARACTERS, max_depth=_INPUT_DEPTH)
 
 
 class TextBlock(BaseModel):
@@ -121,9 +114,10 @@ class ToolUseBlock(BaseModel):
 
     type: Literal["tool_use"]
     id: Annotated[str, Field(min_length=1, max_length=256)]
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    input: Annotated[dict[str, JsonValue], BeforeValidator(_check_input)] = Field(
-        default_factory=dict
+    name: Annotated[str, Field(min_length=1)]
+    input: dict[str, JsonValue] | str = Field(
+        default_factory=dict,
+        description="The model sees the text of what is no object, as of a call that was cut.",
     )
 
 

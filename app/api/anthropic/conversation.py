@@ -16,6 +16,7 @@ from app.api.anthropic.blocks import (
     join_texts,
 )
 from app.api.schema_parts import STRICT, value_error
+from app.api.tool_arguments import EarlierCall, earlier_calls
 from app.core.errors import invalid_field
 from app.inference.images import join_messages
 
@@ -90,22 +91,18 @@ def is_prefill(messages: Sequence[MessageParam]) -> bool:
 
 
 def _answer(message: MessageParam, reasoning_members: Sequence[str]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"role": "assistant", "content": join_texts(message.content)}
+    calls = [
+        EarlierCall(block.id, block.name, block.input)
+        for block in message.content
+        if isinstance(block, ToolUseBlock)
+    ]
+    answer = {"role": "assistant"} | earlier_calls(join_texts(message.content), calls)
     thoughts = "\n".join(
         block.thinking for block in message.content if isinstance(block, ThinkingBlock)
     )
     if thoughts:
         answer |= dict.fromkeys(reasoning_members, thoughts)
-    calls = [
-        {
-            "id": block.id,
-            "type": "function",
-            "function": {"name": block.name, "arguments": block.input},
-        }
-        for block in message.content
-        if isinstance(block, ToolUseBlock)
-    ]
-    return answer | {"tool_calls": calls} if calls else answer
+    return answer
 
 
 def _add(found: list[dict[str, Any]], message: dict[str, Any]) -> None:

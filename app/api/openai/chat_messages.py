@@ -1,12 +1,9 @@
 """Messages of a chat completion, and their form for chat templates."""
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-import orjson
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -15,15 +12,11 @@ from pydantic import (
 )
 
 from app.api.schema_parts import STRICT, Refused, value_error
-from app.core.bounded_json import check_json
+from app.api.tool_arguments import EarlierCall, earlier_calls
 from app.inference.images import Images, to_member
-from app.results.requests import MAX_PROMPT_CHARACTERS
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
-
-_ARGUMENTS_DEPTH = 64
-_ESCAPE = re.compile(r"\\(?:u0000|.)", re.DOTALL)  # in JSON; `\\u0000` after a backslash is none
 
 
 def _join_parts(content: Any) -> Any:
@@ -75,21 +68,6 @@ Content = Annotated[
 ]
 
 
-def _read_arguments(text: str) -> str:
-    """Check that a text is the JSON of an object. A model may have written NUL, which cannot be
-    stored; U+FFFD replaces it.
-    """
-    text = _ESCAPE.sub(lambda found: "\\ufffd" if found[0] == "\\u0000" else found[0], text)
-    try:
-        value = orjson.loads(text or "{}")
-    except orjson.JSONDecodeError as error:
-        raise value_error(f"must be the JSON text of an object: {error}") from None
-    if not isinstance(value, dict):
-        raise value_error("must be the JSON text of an object")
-    check_json(value, max_bytes=MAX_PROMPT_CHARACTERS, max_depth=_ARGUMENTS_DEPTH)
-    return text
-
-
 def _is_image(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "image_url"
 
@@ -115,8 +93,10 @@ def _split_images(content: list[Any]) -> dict[str, Any]:
 class CalledFunction(BaseModel):
     model_config = STRICT
 
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    arguments: Annotated[str, AfterValidator(_read_arguments)] = "{}"
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str = Field(
+        "{}", description="JSON of an object. The model sees the text of what is none."
+    )
 
 
 class AssistantToolCall(BaseModel):
@@ -133,7 +113,7 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[AssistantToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: list[AssistantToolCall] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: str | None = Field(
         None, description="An earlier answer's reasoning, for templates that take it."
@@ -175,7 +155,11 @@ class ChatMessage(BaseModel):
         role = self.role
         if role == "developer" and not knows_developer:
             role = "system"  # its older name
-        message: dict[str, Any] = {"role": role, "content": self.content or ""}
+        calls = [
+            EarlierCall(call.id, call.function.name, call.function.arguments)
+            for call in self.tool_calls or ()
+        ]
+        message = {"role": role} | earlier_calls(self.content or "", calls)
         message |= to_member(self.images)
         if self.name is not None:
             message["name"] = self.name
@@ -183,16 +167,4 @@ class ChatMessage(BaseModel):
             message["tool_call_id"] = self.tool_call_id
         if self.role == "assistant" and self.thoughts:
             message |= dict.fromkeys(reasoning_members, self.thoughts)
-        if self.tool_calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": orjson.loads(call.function.arguments or "{}"),
-                    },
-                }
-                for call in self.tool_calls
-            ]
         return message

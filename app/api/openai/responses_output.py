@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from app.api.openai.batches_schemas import ListRead
 from app.api.openai.chat_responses import token_logprobs
 from app.api.openai.stored_responses import StoredRequest, to_response_id
-from app.api.tool_arguments import parse_arguments, to_storable
+from app.api.tool_arguments import EarlierCall, earlier_calls, parse_arguments, to_storable
 from app.core.errors import FailureCode, NotFoundError
 from app.core.ids import unix_seconds
 from app.inference.tool_calls import ToolCall, call_id
@@ -142,26 +142,17 @@ def answer_message(
 ) -> dict[str, Any]:
     """A completed response as the assistant's message, for chat templates.
 
-    Models do not keep to the bounds of requests, and may be cut within a call: invalid arguments become
-    none. The reasoning is in those members that the template has for it.
+    The reasoning is in those members that the template has for it.
     """
     output = stored.rules.read(row.text)
-    answer: dict[str, Any] = {"role": "assistant", "content": to_storable(output.content)}
+    tool_format = stored.rules.tools.tool_format if stored.rules.tools else None
+    calls = [
+        EarlierCall(call_id(tool_format, row.id, place), call.name, call.arguments)
+        for place, call in enumerate(output.calls)
+    ]
+    answer = {"role": "assistant"} | earlier_calls(to_storable(output.content), calls)
     if reasoning := output.reasoning + output.late_reasoning:
         answer |= dict.fromkeys(reasoning_members, to_storable(reasoning))
-    if output.calls:
-        tool_format = stored.rules.tools.tool_format if stored.rules.tools else None
-        answer["tool_calls"] = [
-            {
-                "id": call_id(tool_format, row.id, place),
-                "type": "function",
-                "function": {
-                    "name": to_storable(call.name),
-                    "arguments": parse_arguments(call.arguments) or {},
-                },
-            }
-            for place, call in enumerate(output.calls)
-        ]
     return answer
 
 
