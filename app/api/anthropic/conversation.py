@@ -36,6 +36,14 @@ class MessageParam(BaseModel):
     role: Literal["user", "assistant", "system"]
     content: Content
 
+    @model_validator(mode="before")
+    @classmethod
+    def _may_have_no_content(cls, message: Any) -> Any:
+        """An answer of white space alone, or of reasoning that is not shown, has no blocks."""
+        if not isinstance(message, dict) or message.get("role") != "assistant":
+            return message
+        return message | {"content": []} if message.get("content") is None else message
+
     @model_validator(mode="after")
     def _has_blocks_of_its_role(self) -> Self:
         for place, block in enumerate(self.content):

@@ -13,7 +13,8 @@ MAX_TOOLS = 512
 def _check_parameters(value: Any) -> Any:
     if not isinstance(value, dict):
         raise value_error("must be a JSON schema of an object")
-    return check_schema(value)
+    nulls = [name for name in ("properties", "required") if name in value and value[name] is None]
+    return check_schema({name: value[name] for name in value if name not in nulls})
 
 
 def _check_kind(tool: Any) -> Any:

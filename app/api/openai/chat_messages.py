@@ -139,8 +139,8 @@ class ChatMessage(BaseModel):
     def _has_its_members(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise value_error("only assistant messages have tool_calls")
-        has_other = self.tool_calls or self.thoughts
-        if self.content is None and not (self.role == "assistant" and has_other):
+        # An answer whose reasoning never ended has none, nor has the output of many tools.
+        if self.content is None and self.role not in ("assistant", "tool"):
             raise value_error("has no content")
         return self
 

@@ -71,7 +71,7 @@ def _read_item(place: int, given: Any) -> dict[str, Any] | None:
     """Validate an item; None for one that the model does not receive."""
     if not isinstance(given, dict):
         raise value_error(f"item {place} must be an object")
-    kind = given.get("type", "message" if "role" in given else None)
+    kind = given.get("type") or ("message" if "role" in given else None)
     if kind == "message":
         return _read_message(place, given)
     if kind == "function_call":
@@ -195,6 +195,8 @@ def _read_parts(
 ) -> list[dict[str, Any]]:
     """The parts of a content: the texts between its images as lines of one; at least one part."""
     content = given.get(name)
+    if content is None and (name == "output" or given.get("role") == "assistant"):
+        content = ""  # an answer whose reasoning never ended has no content
     if isinstance(content, str):
         return [_text_part([content])]
     if not isinstance(content, list):
