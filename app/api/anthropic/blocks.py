@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue, model_validator
 
-from app.api.schema_parts import STRICT, value_error
+from app.api.schema_parts import STRICT, ModelText, value_error, without_nul
 from app.inference.images import (
     Image,
     check_content,
@@ -39,7 +39,7 @@ class TextBlock(BaseModel):
     model_config = STRICT
 
     type: Literal["text"]
-    text: str
+    text: ModelText
 
 
 def _check_source(source: Any) -> Any:
@@ -104,7 +104,7 @@ class ThinkingBlock(BaseModel):
     model_config = STRICT
 
     type: Literal["thinking", "redacted_thinking"]
-    thinking: str = ""
+    thinking: ModelText = ""
 
 
 class ToolUseBlock(BaseModel):
@@ -115,7 +115,7 @@ class ToolUseBlock(BaseModel):
     type: Literal["tool_use"]
     id: Annotated[str, Field(min_length=1, max_length=256)]
     name: Annotated[str, Field(min_length=1)]
-    input: dict[str, JsonValue] | str = Field(
+    input: Annotated[dict[str, JsonValue] | str, AfterValidator(without_nul)] = Field(
         default_factory=dict,
         description="The model sees the text of what is no object, as of a call that was cut.",
     )

@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from app.api.schema_parts import STRICT, Refused, value_error
+from app.api.schema_parts import STRICT, ModelText, Refused, value_error
 from app.api.tool_arguments import EarlierCall, earlier_calls
 from app.inference.images import Images, to_member
 
@@ -55,7 +55,7 @@ _IMAGE_PART = {
     "required": ["type", "image_url"],
 }
 Content = Annotated[
-    str,
+    ModelText,
     BeforeValidator(_join_parts),
     WithJsonSchema(
         {
@@ -94,7 +94,7 @@ class CalledFunction(BaseModel):
     model_config = STRICT
 
     name: Annotated[str, Field(min_length=1)]
-    arguments: str = Field(
+    arguments: ModelText = Field(
         "{}", description="JSON of an object. The model sees the text of what is none."
     )
 
@@ -115,10 +115,10 @@ class ChatMessage(BaseModel):
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: list[AssistantToolCall] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-    reasoning_content: str | None = Field(
+    reasoning_content: ModelText | None = Field(
         None, description="An earlier answer's reasoning, for templates that take it."
     )
-    reasoning: str | None = Field(None, description="vLLM's newer name of reasoning_content.")
+    reasoning: ModelText | None = Field(None, description="vLLM's newer name of reasoning_content.")
     images: Images | None = Field(
         None, description="As in the native API; parts of type `image_url` become these."
     )

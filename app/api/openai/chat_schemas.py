@@ -11,7 +11,7 @@ from app.api.openai.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage
 from app.api.openai.chat_tools import Tool, ToolChoice
 from app.api.openai.response_format import ResponseFormat
 from app.api.openai.schemas import OpenAIRequest
-from app.api.schema_parts import Refused, value_error
+from app.api.schema_parts import Refused, value_error, without_nul
 from app.api.tool_use import ToolUse, choose_tool_use
 from app.core.bounded_json import check_json
 from app.core.errors import invalid_field
@@ -36,7 +36,7 @@ def _check_variables(value: dict[str, Any]) -> dict[str, Any]:
 Documents = Annotated[
     list[dict[str, JsonValue]],
     Field(max_length=1000),
-    AfterValidator(lambda value: check_json(value, max_bytes=2_000_000, max_depth=16)),
+    AfterValidator(lambda value: check_json(without_nul(value), max_bytes=2_000_000, max_depth=16)),
 ]
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue, PlainValidator
 
-from app.api.schema_parts import STRICT, value_error
+from app.api.schema_parts import STRICT, ModelText, value_error
 from app.inference.structured_outputs import MAX_SCHEMA_BYTES, check_schema
 
 
@@ -20,7 +20,7 @@ class Function(BaseModel):
     model_config = STRICT
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-    description: Annotated[str, Field(max_length=MAX_SCHEMA_BYTES)] | None = None
+    description: Annotated[ModelText, Field(max_length=MAX_SCHEMA_BYTES)] | None = None
     parameters: Annotated[dict[str, JsonValue], BeforeValidator(_check_parameters)] | None = None
 
 

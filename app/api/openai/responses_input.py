@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from app.api.schema_parts import value_error
+from app.api.schema_parts import value_error, without_nul
 from app.core.ids import new_id
 from app.inference.images import IMAGES, check_url, checked_image, join_pieces
 
@@ -75,8 +75,8 @@ def _read_item(place: int, given: Any) -> dict[str, Any] | None:
     if kind == "message":
         return _read_message(place, given)
     if kind == "function_call":
-        names = ("call_id", "name", "arguments")
-        call = {name: _text(place, given, name) for name in names}
+        call = {name: _text(place, given, name) for name in ("call_id", "name")}
+        call["arguments"] = without_nul(_text(place, given, "arguments"))
         return _with_id("fc_", given) | {"type": kind} | call
     if kind == "function_call_output":
         call = {"type": kind, "call_id": _text(place, given, "call_id")}
@@ -86,7 +86,9 @@ def _read_item(place: int, given: Any) -> dict[str, Any] | None:
             _with_id("fco_", given) | call | {"output": parts if has_images else parts[0]["text"]}
         )
     if kind == "reasoning":
-        content = [{"type": "reasoning_text", "text": text} for text in _thoughts(given)]
+        content = [
+            {"type": "reasoning_text", "text": without_nul(text)} for text in _thoughts(given)
+        ]
         # An item that has no text is another model's, encrypted.
         return (
             _with_id("rs_", given) | {"type": kind, "summary": [], "content": content}
@@ -214,7 +216,7 @@ def _read_parts(
 
 
 def _text_part(texts: Sequence[str]) -> dict[str, Any]:
-    return {"type": "input_text", "text": "\n".join(texts)}
+    return {"type": "input_text", "text": without_nul("\n".join(texts))}
 
 
 def _read_text(place: int, part: Any, *, takes_images: bool) -> str:

@@ -32,7 +32,7 @@ from app.api.openai.responses_input import (
 from app.api.openai.schemas import OpenAIRequest
 from app.api.openai.stored_responses import DIALECT
 from app.api.output_rules import OutputRules
-from app.api.schema_parts import STRICT, Refused
+from app.api.schema_parts import STRICT, ModelText, Refused
 from app.core.bounded_json import check_json
 from app.core.errors import InvalidRequestError
 from app.inference.sampling import MAX_TOKENS
@@ -48,7 +48,7 @@ class ResponseFunction(BaseModel):
 
     type: Literal["function"]
     name: str
-    description: str | None = None
+    description: ModelText | None = None
     parameters: dict[str, JsonValue] | None = None
     strict: bool | None = None
 
@@ -97,7 +97,7 @@ class ResponseCreate(OpenAIRequest):
     input: Annotated[
         list[dict[str, Any]], PlainValidator(read_input, json_schema_input_type=_INPUT_SCHEMA)
     ]
-    instructions: Annotated[str, Field(max_length=2_000_000)] | None = Field(
+    instructions: Annotated[ModelText, Field(max_length=2_000_000)] | None = Field(
         None, description="The system message; not carried over to the next response."
     )
     previous_response_id: Annotated[str, Field(max_length=64)] | None = Field(

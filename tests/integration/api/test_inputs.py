@@ -24,6 +24,7 @@ DIALECTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"model": "scripted", "messages": HELLO, "max_tokens": 2}),
     "responses": ("/v1/responses", {"model": "scripted", "input": "hi", "max_output_tokens": 2}),
     "messages": ("/v1/messages", {"model": "scripted", "messages": HELLO, "max_tokens": 2}),
+    "chat_tokenize": ("/chat_tokenize", {"model": "scripted", "messages": HELLO}),
     "completions": ("/v1/completions", {"model": "scripted", "prompt": "hi", "max_tokens": 2}),
 }
 _MISSING = "(missing)"
