@@ -7,6 +7,7 @@ from pydantic import BaseModel, model_validator
 
 from app.api.anthropic.blocks import (
     Content,
+    HostedBlock,
     ImageBlock,
     TextBlock,
     ThinkingBlock,
@@ -22,9 +23,9 @@ from app.inference.images import join_messages
 
 # Blocks that messages of a role cannot have.
 _FOREIGN: dict[str, tuple[type[BaseModel], ...]] = {
-    "user": (ToolUseBlock,),
+    "user": (ToolUseBlock, HostedBlock),
     "assistant": (ToolResultBlock, ImageBlock),
-    "system": (ToolUseBlock, ToolResultBlock, ImageBlock),
+    "system": (ToolUseBlock, ToolResultBlock, ImageBlock, HostedBlock),
 }
 
 
@@ -84,6 +85,16 @@ def to_template(
         if blocks or not has_results:
             _add(found, {"role": message.role} | join_content(blocks))
     return found
+
+
+def hosted_blocks(messages: Sequence[MessageParam]) -> dict[str, str]:
+    """The types of blocks that are left out, by their places."""
+    return {
+        f"messages.{at}.content.{place}.type": block.type
+        for at, message in enumerate(messages)
+        for place, block in enumerate(message.content)
+        if isinstance(block, HostedBlock)
+    }
 
 
 def is_prefill(messages: Sequence[MessageParam]) -> bool:

@@ -11,12 +11,14 @@ from pydantic import (
     model_validator,
 )
 
+from app.api.documents import unread_document
+from app.api.openai.tool_forms import custom_arguments
 from app.api.schema_parts import STRICT, ModelText, Refused, value_error
 from app.api.tool_arguments import EarlierCall, earlier_calls
 from app.inference.images import Images, to_member
 
 MAX_MESSAGES = 10_000
-MAX_TOOLS = 128
+MAX_TOOLS = 512  # as in Messages: agents have those of many servers
 
 
 def _join_parts(content: Any) -> Any:
@@ -90,6 +92,15 @@ def _split_images(content: list[Any]) -> dict[str, Any]:
     return {"content": others, "images": images}
 
 
+def _document_text(part: Any) -> Any:
+    """A part of a tool's output; of a document, the text that stands for it."""
+    if not isinstance(part, dict) or part.get("type") != "file":
+        return part
+    file = part.get("file")
+    name = file.get("filename") if isinstance(file, dict) else None
+    return {"type": "text", "text": unread_document(name)}
+
+
 class CalledFunction(BaseModel):
     model_config = STRICT
 
@@ -103,8 +114,20 @@ class AssistantToolCall(BaseModel):
     model_config = STRICT
 
     id: Annotated[str, Field(max_length=256)]
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     function: CalledFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_custom(cls, call: Any) -> Any:
+        """A call of a custom tool, as of the function that the model knows."""
+        if not isinstance(call, dict) or call.get("type") != "custom":
+            return call
+        custom = call.get("custom")
+        if not isinstance(custom, dict) or not isinstance(custom.get("input"), str):
+            raise value_error("a custom call needs `custom` with a name and an input")
+        arguments = custom_arguments(custom["input"])
+        return call | {"function": {"name": custom.get("name"), "arguments": arguments}}
 
 
 class ChatMessage(BaseModel):
@@ -124,6 +147,14 @@ class ChatMessage(BaseModel):
     )
     audio: Refused = Field(None, description="Not supported.")
     function_call: Refused = Field(None, description="Not supported: use tool_calls.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_documents(cls, message: Any) -> Any:
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, list) or message.get("role") != "tool":
+            return message
+        return message | {"content": [_document_text(part) for part in content]}
 
     @model_validator(mode="before")
     @classmethod
