@@ -17,7 +17,7 @@ from app.core.ids import unix_seconds
 
 WINDOW_SECONDS = 86_400.0
 _MAX_BYTES = 100_000_000  # no body is larger
-_MAX_DEPTH = 200  # as deep as a body is parsed: arguments of calls are as deep as models make them
+_MAX_DEPTH = 128  # more than the arguments of a call have, within the messages around them
 
 Params = Annotated[
     dict[str, JsonValue],

@@ -57,7 +57,7 @@ async def test_a_custom_tool_and_a_namespace_of_responses(calling: Service) -> N
             (item,) = made.output
             assert (item.type, getattr(item, member)) == (kind, expected)
             name = ("apply_patch", None) if member == "input" else ("find", "crm")
-            assert (item.name, getattr(item, "namespace", None)) == name  # type: ignore[union-attr]
+            assert (item.name, getattr(item, "namespace", None)) == name
             assert [tool.type for tool in made.tools] == ["custom", "namespace"]
             assert (await client.responses.retrieve(made.id)).output == made.output
             events = [one async for one in await client.responses.create(**asked, stream=True)]
@@ -70,14 +70,14 @@ async def test_a_custom_tool_and_a_namespace_of_responses(calling: Service) -> N
                 "response.completed",
             ]
             assert getattr(events[-3], member) == events[-4].delta == expected
-            output: Any = {"type": f"{kind}_output", "call_id": item.call_id, "output": "Done"}  # type: ignore[union-attr]
+            output: Any = {"type": f"{kind}_output", "call_id": item.call_id, "output": "Done"}
             go_on: Any = {"model": "scripted", "tools": [PATCH, CRM], "max_output_tokens": 1}
             after = await client.responses.create(
                 **go_on, previous_response_id=made.id, input=[output]
             )
             whole = await client.responses.create(
                 **go_on,
-                input=[{"role": "user", "content": script}, *[one.to_dict() for one in made.output], output],  # type: ignore[list-item]
+                input=[{"role": "user", "content": script}, *[one.to_dict() for one in made.output], output],
             )  # fmt: skip
             assert after.usage == whole.usage
             assert after.output_text == whole.output_text
@@ -93,7 +93,7 @@ async def test_a_custom_tool_of_chat_completions(calling: Service) -> None:
     async with openai_client(calling) as client:
         made = await client.chat.completions.create(**asked)
         assert made.choices[0].finish_reason == "tool_calls"
-        (call,) = made.choices[0].message.tool_calls or ()
+        (call,) = made.choices[0].message.tool_calls or []
         assert call.type == "custom"
         assert (call.custom.name, call.custom.input) == ("apply_patch", PATCHED)
         chunks = [one async for one in await client.chat.completions.create(**asked, stream=True)]
@@ -291,6 +291,8 @@ async def take_turn(agents: Service, agent: ChatAgent, turn: int) -> httpx.Respo
     deed = DEEDS[turn % len(DEEDS)]
     # The script is read from the first directive of a prompt: only the newest message has one.
     body = {"model": "scripted"} | agent.body(script_of(deed, turn))
+    if turn == TURNS - 1:
+        body["store"] = True  # its prompt is read
     if deed.startswith("cut"):
         body[agent.limit] = 4 if deed == "cut text" else 2
     if deed == "cut arguments":
@@ -312,10 +314,9 @@ async def test_a_session_of_twenty_turns_runs_to_its_end(
     agents: Service, kind: type[ChatAgent]
 ) -> None:
     agent = kind()
-    for turn in range(TURNS):
-        answer = await take_turn(agents, agent, turn)
-        assert ("x-warning" in answer.headers) == (kind is not ChatAgent)
-    result_id = UUID(answer.headers["x-result-id"])
+    answers = [await take_turn(agents, agent, turn) for turn in range(TURNS)]
+    assert {"x-warning" in one.headers for one in answers} == {kind is not ChatAgent}
+    result_id = UUID(answers[-1].headers["x-result-id"])
     prompt = (await agents.services.results.request("default", result_id)).prompt or ""
     assert "Error: exit status 1\ufffd" in prompt
     assert "which this service cannot show to the model" in prompt

@@ -68,7 +68,7 @@ REQUESTS: tuple[tuple[type[BaseModel], Any, dict[str, Any]], ...] = (
     (MessageRequest, beta_params.MessageCreateParamsBase, MESSAGE),
     (TokenCountRequest, message_count_tokens_params.MessageCountTokensParams, MESSAGE),
 )
-CASES = [
+CASES: list[tuple[type[BaseModel], str, dict[str, Any]]] = [
     *((schema, name, base) for schema, declared, base in REQUESTS for name in nullable(declared)),
     *((RerankRequest, name, RERANK) for name in COHERE),
 ]
