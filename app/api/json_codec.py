@@ -27,15 +27,18 @@ def problem_response(error: ServiceError) -> Response:
     return Response(orjson.dumps(error.to_problem()), error.status, error.headers, PROBLEM_JSON)
 
 
-def parse(model: type[Model], body: bytes) -> Model:
-    """Parse a JSON body. Raises InvalidRequestError that names each wrong field."""
+def parse(model: type[Model], body: bytes, *, refuses_nul: bool = True) -> Model:
+    """Parse a JSON body. Raises InvalidRequestError that names each wrong field.
+
+    `refuses_nul`: False for a body whose parts are parsed again, as requests of their own.
+    """
     try:
         value = model.model_validate_json(body)
     except ValidationError as error:
         raise InvalidRequestError(
             "The body is not valid; `errors` names each field.", to_field_errors(error.errors())
         ) from error
-    if may_have_nul(body):
+    if refuses_nul and may_have_nul(body):
         _refuse_nul(value, "body")
     return value
 

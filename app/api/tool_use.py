@@ -29,6 +29,15 @@ class FunctionSchema(Protocol):
 
 
 @dataclass(slots=True, frozen=True)
+class ToolForm:
+    """A tool as its client knows it; for the model each is a function."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False  # it takes a text
+
+
+@dataclass(slots=True, frozen=True)
 class ToolUse:
     """Rules to parse the tool calls in one request's results."""
 
@@ -39,6 +48,8 @@ class ToolUse:
     schemas: Schemas = field(default_factory=dict)
     # Parameters that force a call, or keep its markers in the text.
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    # Tools that their client knows in another form, by the names of the functions.
+    forms: Mapping[str, ToolForm] = field(default_factory=dict)
 
     def new_reader(self) -> Reader:
         if self.name is not None:

@@ -71,7 +71,7 @@ async def create_message_batch(
     request: Request, services: ServicesOf, principal: PrincipalOf
 ) -> Response:
     """Create many messages within a day, as capacity allows."""
-    create = parse(MessageBatchCreate, await body_of(request))
+    create = parse(MessageBatchCreate, await body_of(request), refuses_nul=False)
     if len(create.requests) > services.settings.max_batch_lines:
         most = services.settings.max_batch_lines
         raise invalid_field("requests", f"must be at most {most} (LLM_MAX_BATCH_LINES)")

@@ -17,11 +17,15 @@ from app.core.ids import unix_seconds
 
 WINDOW_SECONDS = 86_400.0
 _MAX_BYTES = 100_000_000  # no body is larger
-_MAX_DEPTH = 64
+_MAX_DEPTH = 128  # more than the arguments of a call have, within the messages around them
 
 Params = Annotated[
     dict[str, JsonValue],
-    AfterValidator(lambda value: check_json(value, max_bytes=_MAX_BYTES, max_depth=_MAX_DEPTH)),
+    AfterValidator(
+        lambda value: check_json(
+            value, max_bytes=_MAX_BYTES, max_depth=_MAX_DEPTH, refuses_nul=False
+        )
+    ),
 ]
 
 

@@ -1,12 +1,12 @@
 """Content blocks of a request, and the texts and calls that templates get of them."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue, model_validator
 
-from app.api.schema_parts import STRICT, value_error
-from app.core.bounded_json import check_json
+from app.api.documents import result_text
+from app.api.schema_parts import STRICT, ModelText, value_error, without_nul
 from app.inference.images import (
     Image,
     check_content,
@@ -15,13 +15,25 @@ from app.inference.images import (
     is_remote,
     join_pieces,
 )
-from app.results.requests import MAX_PROMPT_CHARACTERS
 
 _MAX_BLOCKS = 10_000
-_INPUT_DEPTH = 64
 _TEXT_ONLY = ("text",)
-_RESULT_BLOCKS = ("text", "image")
+_RESULT_BLOCKS = ("text", "image", "document", "search_result", "tool_reference")
 _BLOCKS = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
+# Blocks of tools that Anthropic runs, in a conversation that began there.
+_HostedKind = Literal[
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "advisor_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
+]
+_HOSTED = get_args(_HostedKind)
 
 
 def _to_blocks(content: Any) -> Any:
@@ -29,24 +41,20 @@ def _to_blocks(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _check_type(block: Any, known: tuple[str, ...]) -> Any:
+def _check_type(block: Any, known: tuple[str, ...], unnamed: tuple[str, ...] = ()) -> Any:
     kind = block.get("type") if isinstance(block, dict) else None
-    if isinstance(block, dict) and kind not in known:
+    if isinstance(block, dict) and kind not in known + unnamed:
         raise value_error(
             f"a block of type {str(kind)[:40]!r} is not supported here; supported are {', '.join(known)}"
         )
     return block
 
 
-def _check_input(value: Any) -> Any:
-    return check_json(value, max_bytes=MAX_PROMPT_CHARACTERS, max_depth=_INPUT_DEPTH)
-
-
 class TextBlock(BaseModel):
     model_config = STRICT
 
     type: Literal["text"]
-    text: str
+    text: ModelText
 
 
 def _check_source(source: Any) -> Any:
@@ -111,7 +119,7 @@ class ThinkingBlock(BaseModel):
     model_config = STRICT
 
     type: Literal["thinking", "redacted_thinking"]
-    thinking: str = ""
+    thinking: ModelText = ""
 
 
 class ToolUseBlock(BaseModel):
@@ -121,9 +129,10 @@ class ToolUseBlock(BaseModel):
 
     type: Literal["tool_use"]
     id: Annotated[str, Field(min_length=1, max_length=256)]
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    input: Annotated[dict[str, JsonValue], BeforeValidator(_check_input)] = Field(
-        default_factory=dict
+    name: Annotated[str, Field(min_length=1)]
+    input: Annotated[dict[str, JsonValue] | str, AfterValidator(without_nul)] = Field(
+        default_factory=dict,
+        description="The model sees the text of what is no object, as of a call that was cut.",
     )
 
 
@@ -136,9 +145,18 @@ Texts = Annotated[
 ]
 
 
+def _to_readable(block: Any) -> Any:
+    """A block of a result; of a document, the text that stands for it."""
+    _check_type(block, _RESULT_BLOCKS)
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind in ("text", "image", None):
+        return block
+    return {"type": "text", "text": result_text(block)}
+
+
 _ResultBlock = Annotated[
     Annotated[TextBlock | ImageBlock, Field(discriminator="type")],
-    BeforeValidator(lambda block: _check_type(block, _RESULT_BLOCKS)),
+    BeforeValidator(_to_readable),
 ]
 _ResultBlocks = Annotated[list[_ResultBlock], Field(max_length=_MAX_BLOCKS)]
 
@@ -159,12 +177,20 @@ class ToolResultBlock(BaseModel):
     is_error: bool | None = Field(None, description="Ignored: the content states the error.")
 
 
+class HostedBlock(BaseModel):
+    """A call or a result of a tool that this service does not run: left out (LLM_HOSTED_TOOLS)."""
+
+    model_config = STRICT
+
+    type: _HostedKind
+
+
 _Block = Annotated[
     Annotated[
-        TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
+        TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | HostedBlock,
         Field(discriminator="type"),
     ],
-    BeforeValidator(lambda block: _check_type(block, _BLOCKS)),
+    BeforeValidator(lambda block: _check_type(block, _BLOCKS, _HOSTED)),
 ]
 _Blocks = Annotated[list[_Block], Field(max_length=_MAX_BLOCKS)]
 Content = Annotated[_Blocks, BeforeValidator(_to_blocks, json_schema_input_type=str | _Blocks)]

@@ -7,6 +7,7 @@ from pydantic import BaseModel, model_validator
 
 from app.api.anthropic.blocks import (
     Content,
+    HostedBlock,
     ImageBlock,
     TextBlock,
     ThinkingBlock,
@@ -16,14 +17,15 @@ from app.api.anthropic.blocks import (
     join_texts,
 )
 from app.api.schema_parts import STRICT, value_error
+from app.api.tool_arguments import EarlierCall, earlier_calls
 from app.core.errors import invalid_field
 from app.inference.images import join_messages
 
 # Blocks that messages of a role cannot have.
 _FOREIGN: dict[str, tuple[type[BaseModel], ...]] = {
-    "user": (ToolUseBlock,),
+    "user": (ToolUseBlock, HostedBlock),
     "assistant": (ToolResultBlock, ImageBlock),
-    "system": (ToolUseBlock, ToolResultBlock, ImageBlock),
+    "system": (ToolUseBlock, ToolResultBlock, ImageBlock, HostedBlock),
 }
 
 
@@ -34,6 +36,14 @@ class MessageParam(BaseModel):
 
     role: Literal["user", "assistant", "system"]
     content: Content
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_have_no_content(cls, message: Any) -> Any:
+        """An answer of white space alone, or of reasoning that is not shown, has no blocks."""
+        if not isinstance(message, dict) or message.get("role") != "assistant":
+            return message
+        return message | {"content": []} if message.get("content") is None else message
 
     @model_validator(mode="after")
     def _has_blocks_of_its_role(self) -> Self:
@@ -77,6 +87,16 @@ def to_template(
     return found
 
 
+def hosted_blocks(messages: Sequence[MessageParam]) -> dict[str, str]:
+    """The types of blocks that are left out, by their places."""
+    return {
+        f"messages.{at}.content.{place}.type": block.type
+        for at, message in enumerate(messages)
+        for place, block in enumerate(message.content)
+        if isinstance(block, HostedBlock)
+    }
+
+
 def is_prefill(messages: Sequence[MessageParam]) -> bool:
     """Return whether the model continues the last message. Raises InvalidRequestError."""
     last = messages[-1]
@@ -90,22 +110,18 @@ def is_prefill(messages: Sequence[MessageParam]) -> bool:
 
 
 def _answer(message: MessageParam, reasoning_members: Sequence[str]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"role": "assistant", "content": join_texts(message.content)}
+    calls = [
+        EarlierCall(block.id, block.name, block.input)
+        for block in message.content
+        if isinstance(block, ToolUseBlock)
+    ]
+    answer = {"role": "assistant"} | earlier_calls(join_texts(message.content), calls)
     thoughts = "\n".join(
         block.thinking for block in message.content if isinstance(block, ThinkingBlock)
     )
     if thoughts:
         answer |= dict.fromkeys(reasoning_members, thoughts)
-    calls = [
-        {
-            "id": block.id,
-            "type": "function",
-            "function": {"name": block.name, "arguments": block.input},
-        }
-        for block in message.content
-        if isinstance(block, ToolUseBlock)
-    ]
-    return answer | {"tool_calls": calls} if calls else answer
+    return answer
 
 
 def _add(found: list[dict[str, Any]], message: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from app.api.dependencies import services_of, team_of
 from app.api.disconnects import ON_DISCONNECT_HEADER
 from app.api.errors.anthropic_errors import VERSION_HEADER
 from app.api.group_responses import respond_complete, respond_stream
+from app.api.hosted_tools import warnings_of
 from app.api.idempotency_header import KEY_HEADER
 from app.api.json_codec import json_response, parse
 from app.api.raw_routes import body_of, describe
@@ -46,13 +47,16 @@ async def create_message(request: Request) -> Response:
     try:
         prepared = await prepare_message(services_of(request), team_of(request), body)
         if body.stream:
-            return await respond_stream(request, prepared.group, prepared.encode)
-        return await respond_complete(
-            request, prepared.group, lambda rows: json_response(prepared.answer(rows))
-        )
+            response = await respond_stream(request, prepared.group, prepared.encode)
+        else:
+            response = await respond_complete(
+                request, prepared.group, lambda rows: json_response(prepared.answer(rows))
+            )
     except InvalidRequestError as error:
         error.errors = [FieldError(_member(one.field), one.message) for one in error.errors]
         raise
+    response.headers.update(prepared.warnings)
+    return response
 
 
 @raw.post(
@@ -67,7 +71,7 @@ async def count_message_tokens(request: Request) -> Response:
     """Tokens of the prompt that the model's template makes of a conversation; nothing is stored."""
     body = parse(TokenCountRequest, await body_of(request))
     count = await count_tokens(services_of(request), team_of(request), body)
-    return json_response({"input_tokens": count})
+    return json_response({"input_tokens": count}, headers=warnings_of([*body.hosted.values()]))
 
 
 def _member(field: str) -> str:

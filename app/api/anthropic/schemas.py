@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from app.api.anthropic.blocks import Texts
-from app.api.anthropic.conversation import MessageParam, is_prefill, to_template
-from app.api.anthropic.tools import ToolChoice, Tools
+from app.api.anthropic.conversation import MessageParam, hosted_blocks, is_prefill, to_template
+from app.api.anthropic.tools import ToolChoice, Tools, hosted_tools, own_tools
 from app.api.json_codec import to_field_errors
 from app.api.refused_sampling import RefusedExtensions
 from app.api.schema_parts import STRICT, Refused
@@ -78,6 +78,11 @@ class TokenCountRequest(BaseModel):
 
     mcp_servers: Refused = Field(None, description="Not supported.")
 
+    @property
+    def hosted(self) -> dict[str, str]:
+        """The types of tools and blocks of tools that this service does not run, by their places."""
+        return hosted_tools(self.tools) | hosted_blocks(self.messages)
+
     def to_messages(self, prompt_format: PromptFormat | None) -> list[dict[str, Any]]:
         members = prompt_format.reasoning_members if prompt_format is not None else ()
         return to_template(self.system, self.messages, members)
@@ -88,8 +93,9 @@ class TokenCountRequest(BaseModel):
             arguments["enable_thinking"] = self.thinking.type != "disabled"
         if self.output_config is not None and self.output_config.effort is not None:
             arguments["reasoning_effort"] = self.output_config.effort
-        if self.tools and (self.tool_choice is None or self.tool_choice.type != "none"):
-            arguments["tools"] = [tool.to_template() for tool in self.tools]
+        tools = own_tools(self.tools)
+        if tools and (self.tool_choice is None or self.tool_choice.type != "none"):
+            arguments["tools"] = [tool.to_template() for tool in tools]
         if is_prefill(self.messages):
             arguments |= {"add_generation_prompt": False, "continue_final_message": True}
         return arguments
@@ -99,7 +105,7 @@ class TokenCountRequest(BaseModel):
         return choose_tool_use(
             self.model,
             prompt_format,
-            self.tools or (),
+            own_tools(self.tools),
             None if choice is None else choice.to_choice(),
             is_parallel=choice is None or not choice.disable_parallel_tool_use,
         )

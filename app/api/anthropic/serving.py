@@ -14,6 +14,7 @@ from app.api.anthropic.message_events import PING, MessageEvents, error_event
 from app.api.anthropic.messages import MessageShape, message_to_wire
 from app.api.anthropic.schemas import MessageRequest, TokenCountRequest
 from app.api.container import Services
+from app.api.hosted_tools import check_hosted, warnings_of
 from app.api.output_rules import choose_rules
 from app.core.errors import ServiceError, invalid_field
 from app.core.off_loop import off_loop
@@ -34,6 +35,7 @@ class PreparedMessage:
     group: GroupRequest
     shape: MessageShape
     silence_seconds: float
+    warnings: dict[str, str]  # headers
 
     def answer(self, rows: Sequence[ResultRow]) -> dict[str, Any]:
         return message_to_wire(self.shape, rows[0])
@@ -68,6 +70,7 @@ class PreparedMessage:
 async def prepare_message(
     services: Services, team_id: str, request: MessageRequest
 ) -> PreparedMessage:
+    check_hosted(services.settings.hosted_tools, request.hosted)
     model = await _choose(services, team_id, request)
     use = request.to_tool_use(model.format)
     messages, arguments = request.to_messages(model.format), request.to_template_arguments()
@@ -76,7 +79,8 @@ async def prepare_message(
     prompt = Prompt(messages=messages, template_arguments=arguments)
     group = GroupRequest(model.full_name, [prompt], options, cuts_max_tokens=True)
     shape = MessageShape.of(request, model.full_name, rules)
-    return PreparedMessage(group, shape, services.settings.keep_alive_seconds)
+    warnings = warnings_of([*request.hosted.values()])
+    return PreparedMessage(group, shape, services.settings.keep_alive_seconds, warnings)
 
 
 async def count_tokens(services: Services, team_id: str, request: TokenCountRequest) -> int:
@@ -84,6 +88,7 @@ async def count_tokens(services: Services, team_id: str, request: TokenCountRequ
 
     Raises InvalidRequestError.
     """
+    check_hosted(services.settings.hosted_tools, request.hosted)
     model = await _choose(services, team_id, request)
     request.to_tool_use(model.format)
     assert model.format is not None

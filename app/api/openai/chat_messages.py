@@ -1,12 +1,9 @@
 """Messages of a chat completion, and their form for chat templates."""
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-import orjson
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -14,16 +11,14 @@ from pydantic import (
     model_validator,
 )
 
-from app.api.schema_parts import STRICT, Refused, value_error
-from app.core.bounded_json import check_json
+from app.api.documents import unread_document
+from app.api.openai.tool_forms import custom_arguments
+from app.api.schema_parts import STRICT, ModelText, Refused, value_error
+from app.api.tool_arguments import EarlierCall, earlier_calls
 from app.inference.images import Images, to_member
-from app.results.requests import MAX_PROMPT_CHARACTERS
 
 MAX_MESSAGES = 10_000
-MAX_TOOLS = 128
-
-_ARGUMENTS_DEPTH = 64
-_ESCAPE = re.compile(r"\\(?:u0000|.)", re.DOTALL)  # in JSON; `\\u0000` after a backslash is none
+MAX_TOOLS = 512  # as in Messages: agents have those of many servers
 
 
 def _join_parts(content: Any) -> Any:
@@ -62,7 +57,7 @@ _IMAGE_PART = {
     "required": ["type", "image_url"],
 }
 Content = Annotated[
-    str,
+    ModelText,
     BeforeValidator(_join_parts),
     WithJsonSchema(
         {
@@ -73,21 +68,6 @@ Content = Annotated[
         }
     ),
 ]
-
-
-def _read_arguments(text: str) -> str:
-    """Check that a text is the JSON of an object. A model may have written NUL, which cannot be
-    stored; U+FFFD replaces it.
-    """
-    text = _ESCAPE.sub(lambda found: "\\ufffd" if found[0] == "\\u0000" else found[0], text)
-    try:
-        value = orjson.loads(text or "{}")
-    except orjson.JSONDecodeError as error:
-        raise value_error(f"must be the JSON text of an object: {error}") from None
-    if not isinstance(value, dict):
-        raise value_error("must be the JSON text of an object")
-    check_json(value, max_bytes=MAX_PROMPT_CHARACTERS, max_depth=_ARGUMENTS_DEPTH)
-    return text
 
 
 def _is_image(part: Any) -> bool:
@@ -112,19 +92,42 @@ def _split_images(content: list[Any]) -> dict[str, Any]:
     return {"content": others, "images": images}
 
 
+def _document_text(part: Any) -> Any:
+    """A part of a tool's output; of a document, the text that stands for it."""
+    if not isinstance(part, dict) or part.get("type") != "file":
+        return part
+    file = part.get("file")
+    name = file.get("filename") if isinstance(file, dict) else None
+    return {"type": "text", "text": unread_document(name)}
+
+
 class CalledFunction(BaseModel):
     model_config = STRICT
 
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    arguments: Annotated[str, AfterValidator(_read_arguments)] = "{}"
+    name: Annotated[str, Field(min_length=1)]
+    arguments: ModelText = Field(
+        "{}", description="JSON of an object. The model sees the text of what is none."
+    )
 
 
 class AssistantToolCall(BaseModel):
     model_config = STRICT
 
     id: Annotated[str, Field(max_length=256)]
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     function: CalledFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_custom(cls, call: Any) -> Any:
+        """A call of a custom tool, as of the function that the model knows."""
+        if not isinstance(call, dict) or call.get("type") != "custom":
+            return call
+        custom = call.get("custom")
+        if not isinstance(custom, dict) or not isinstance(custom.get("input"), str):
+            raise value_error("a custom call needs `custom` with a name and an input")
+        arguments = custom_arguments(custom["input"])
+        return call | {"function": {"name": custom.get("name"), "arguments": arguments}}
 
 
 class ChatMessage(BaseModel):
@@ -133,17 +136,25 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[AssistantToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: list[AssistantToolCall] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-    reasoning_content: str | None = Field(
+    reasoning_content: ModelText | None = Field(
         None, description="An earlier answer's reasoning, for templates that take it."
     )
-    reasoning: str | None = Field(None, description="vLLM's newer name of reasoning_content.")
+    reasoning: ModelText | None = Field(None, description="vLLM's newer name of reasoning_content.")
     images: Images | None = Field(
         None, description="As in the native API; parts of type `image_url` become these."
     )
     audio: Refused = Field(None, description="Not supported.")
     function_call: Refused = Field(None, description="Not supported: use tool_calls.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_documents(cls, message: Any) -> Any:
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, list) or message.get("role") != "tool":
+            return message
+        return message | {"content": [_document_text(part) for part in content]}
 
     @model_validator(mode="before")
     @classmethod
@@ -159,8 +170,8 @@ class ChatMessage(BaseModel):
     def _has_its_members(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise value_error("only assistant messages have tool_calls")
-        has_other = self.tool_calls or self.thoughts
-        if self.content is None and not (self.role == "assistant" and has_other):
+        # An answer whose reasoning never ended has none, nor has the output of many tools.
+        if self.content is None and self.role not in ("assistant", "tool"):
             raise value_error("has no content")
         return self
 
@@ -175,7 +186,11 @@ class ChatMessage(BaseModel):
         role = self.role
         if role == "developer" and not knows_developer:
             role = "system"  # its older name
-        message: dict[str, Any] = {"role": role, "content": self.content or ""}
+        calls = [
+            EarlierCall(call.id, call.function.name, call.function.arguments)
+            for call in self.tool_calls or ()
+        ]
+        message = {"role": role} | earlier_calls(self.content or "", calls)
         message |= to_member(self.images)
         if self.name is not None:
             message["name"] = self.name
@@ -183,16 +198,4 @@ class ChatMessage(BaseModel):
             message["tool_call_id"] = self.tool_call_id
         if self.role == "assistant" and self.thoughts:
             message |= dict.fromkeys(reasoning_members, self.thoughts)
-        if self.tool_calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": orjson.loads(call.function.arguments or "{}"),
-                    },
-                }
-                for call in self.tool_calls
-            ]
         return message

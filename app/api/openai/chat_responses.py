@@ -9,7 +9,9 @@ import orjson
 from app.api.logprobs import encoded, logprob_of
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.schemas import Frames, answer_to_wire, likeliest, sampled_of
+from app.api.openai.tool_forms import custom_input
 from app.api.output_rules import OutputRules
+from app.api.tool_use import ToolUse
 from app.inference.reasoning import Piece, Reasoning
 from app.inference.tool_calls import ToolCall, call_id
 from app.results.rows import ResultRow
@@ -57,7 +59,7 @@ def chat_message(
         message |= reasoning_to_wire(reasoning or None)
     if output.calls:
         message["tool_calls"] = [
-            call_to_wire(_call_id(rules, row.id, number), call)
+            call_to_wire(_call_id(rules, row.id, number), call, rules.tools)
             for number, call in enumerate(output.calls)
         ]
     elif not output.content and not reasoning:
@@ -78,7 +80,10 @@ def _finish_reason(rules: OutputRules, reason: str | None, calls: int) -> str | 
     return rules.tools.finish_reason(reason, calls) if rules.tools else reason
 
 
-def call_to_wire(identifier: str, call: ToolCall) -> dict[str, Any]:
+def call_to_wire(identifier: str, call: ToolCall, use: ToolUse | None) -> dict[str, Any]:
+    if use is not None and call.name in use.forms:
+        custom = {"name": call.name, "input": custom_input(call.arguments)}
+        return {"id": identifier, "type": "custom", "custom": custom}
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": identifier, "type": "function", "function": function}
 
@@ -163,7 +168,9 @@ class ChatFrames(Frames):
             return None
         self._calls[place] += 1
         identifier = _call_id(self._rules, self._ids[place], number)
-        return {"tool_calls": [{"index": number, **call_to_wire(identifier, piece)}]}
+        return {
+            "tool_calls": [{"index": number, **call_to_wire(identifier, piece, self._rules.tools)}]
+        }
 
     def _text_chunk(self, place: int, text: str, logprobs: Any) -> bytes:
         if logprobs is not None:

@@ -3,6 +3,7 @@
 https://platform.openai.com/docs/api-reference/chat
 """
 
+from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -11,8 +12,8 @@ from app.api.openai.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage
 from app.api.openai.chat_tools import Tool, ToolChoice
 from app.api.openai.response_format import ResponseFormat
 from app.api.openai.schemas import OpenAIRequest
-from app.api.schema_parts import Refused, value_error
-from app.api.tool_use import ToolUse, choose_tool_use
+from app.api.schema_parts import Refused, value_error, without_nul
+from app.api.tool_use import ToolForm, ToolUse, choose_tool_use
 from app.core.bounded_json import check_json
 from app.core.errors import invalid_field
 from app.inference.prompts import PromptFormat
@@ -36,7 +37,7 @@ def _check_variables(value: dict[str, Any]) -> dict[str, Any]:
 Documents = Annotated[
     list[dict[str, JsonValue]],
     Field(max_length=1000),
-    AfterValidator(lambda value: check_json(value, max_bytes=2_000_000, max_depth=16)),
+    AfterValidator(lambda value: check_json(without_nul(value), max_bytes=2_000_000, max_depth=16)),
 ]
 
 
@@ -107,7 +108,7 @@ class ChatRequest(OpenAIRequest):
             arguments["enable_thinking"] = self.reasoning_effort != "none"  # as in vLLM
         arguments |= self.chat_template_kwargs or {}
         if self.tools and self.tool_choice != "none":
-            arguments["tools"] = [tool.model_dump(exclude_none=True) for tool in self.tools]
+            arguments["tools"] = [tool.to_template() for tool in self.tools]
         if self.documents is not None:
             arguments["documents"] = self.documents
         if self.add_generation_prompt is not None:
@@ -121,13 +122,17 @@ class ChatRequest(OpenAIRequest):
 
         Raises InvalidRequestError if the model's template takes no tools, or its calls cannot be parsed.
         """
-        return choose_tool_use(
+        use = choose_tool_use(
             self.model or "",
             prompt_format,
             [tool.function for tool in self.tools or ()],
             self.tool_choice,
             is_parallel=self.parallel_tool_calls is not False,
         )
+        custom = [tool.function.name for tool in self.tools or () if tool.type == "custom"]
+        if use is None or not custom:
+            return use
+        return replace(use, forms={name: ToolForm(name, is_custom=True) for name in custom})
 
     def to_send_options(self, use: ToolUse | None) -> SendOptions:
         given: dict[str, Any] = {}

@@ -29,6 +29,11 @@ PRELUDE = 5
 _BETWEEN_ITEMS = 5
 # Distance between the numbers of two attempts; greater than the length of any text.
 ATTEMPT_STEP = 1_000_000_000
+# The events of a call's text, and the item's member that has it.
+_CALL_EVENTS = {
+    "function_call": ("response.function_call_arguments", "arguments"),
+    "custom_tool_call": ("response.custom_tool_call_input", "input"),
+}
 
 
 class ResponseEvents:
@@ -176,7 +181,7 @@ class ResponseEvents:
         """The events of an item that are left at the result's end."""
         if item["type"] == "message":
             return self._close_message(item)
-        if item["type"] == "function_call":
+        if item["type"] in _CALL_EVENTS:
             return self._call(place, item)
         if item["id"] == self._reasoning_place()["item_id"]:
             return b"" if self._content_size else self._end_reasoning(item)
@@ -229,14 +234,15 @@ class ResponseEvents:
         return self._open_message(self._tail - 1)
 
     def _call(self, place: int, item: dict[str, Any]) -> bytes:
-        opened = item | {"arguments": "", "status": "in_progress"}
+        name, member = _CALL_EVENTS[item["type"]]
+        text = item[member]
+        opened = item | {member: "", "status": "in_progress"}
         at = {"output_index": place, "item_id": item["id"]}
-        arguments = item["arguments"]
-        name = "response.function_call_arguments"
+        done = {member: text} | ({"name": item["name"]} if member == "arguments" else {})
         return (
             self._emit(self._next(), "response.output_item.added", output_index=place, item=opened)
-            + self._emit(self._next(), f"{name}.delta", **at, delta=arguments)
-            + self._emit(self._next(), f"{name}.done", **at, name=item["name"], arguments=arguments)
+            + self._emit(self._next(), f"{name}.delta", **at, delta=text)
+            + self._emit(self._next(), f"{name}.done", **at, **done)
             + self._emit(self._next(), "response.output_item.done", output_index=place, item=item)
         )
 

@@ -8,11 +8,20 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from app.api.schema_parts import value_error
+from app.api.documents import unread_document
+from app.api.schema_parts import value_error, without_nul
 from app.core.ids import new_id
 from app.inference.images import IMAGES, check_url, checked_image, join_pieces
 
 _MAX_ITEMS = 10_000
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
+# Calls of tools that OpenAI runs, in a conversation that began there: their results are in its answers.
+_HOSTED_ITEMS = (
+    "web_search_call", "file_search_call", "computer_call", "computer_call_output", "image_generation_call",
+    "code_interpreter_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "mcp_call",
+    "tool_search_call", "tool_search_output",
+)  # fmt: skip
+HOSTED = "hosted"  # an item that is left out, with the `name` of its type
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _DETAILS = ("low", "high", "auto", "original")
 _URL = "image_url"  # the member of an image's part
@@ -71,14 +80,14 @@ def _read_item(place: int, given: Any) -> dict[str, Any] | None:
     """Validate an item; None for one that the model does not receive."""
     if not isinstance(given, dict):
         raise value_error(f"item {place} must be an object")
-    kind = given.get("type", "message" if "role" in given else None)
+    kind = given.get("type") or ("message" if "role" in given else None)
     if kind == "message":
         return _read_message(place, given)
-    if kind == "function_call":
-        names = ("call_id", "name", "arguments")
-        call = {name: _text(place, given, name) for name in names}
-        return _with_id("fc_", given) | {"type": kind} | call
-    if kind == "function_call_output":
+    if kind in _HOSTED_ITEMS:
+        return {"type": HOSTED, "name": kind}
+    if kind in ("function_call", "custom_tool_call"):
+        return _read_call(place, given, kind)
+    if kind in OUTPUTS:
         call = {"type": kind, "call_id": _text(place, given, "call_id")}
         parts = _read_parts(place, given, "output", takes_images=True)
         has_images = any(map(_is_image, parts))
@@ -86,7 +95,9 @@ def _read_item(place: int, given: Any) -> dict[str, Any] | None:
             _with_id("fco_", given) | call | {"output": parts if has_images else parts[0]["text"]}
         )
     if kind == "reasoning":
-        content = [{"type": "reasoning_text", "text": text} for text in _thoughts(given)]
+        content = [
+            {"type": "reasoning_text", "text": without_nul(text)} for text in _thoughts(given)
+        ]
         # An item that has no text is another model's, encrypted.
         return (
             _with_id("rs_", given) | {"type": kind, "summary": [], "content": content}
@@ -94,9 +105,18 @@ def _read_item(place: int, given: Any) -> dict[str, Any] | None:
             else None
         )
     raise value_error(
-        f"item {place} is of type {str(kind)[:40]!r}; message, function_call and "
-        "function_call_output are supported"
+        f"item {place} is of type {str(kind)[:40]!r}; message, function_call, custom_tool_call and "
+        "their outputs are supported"
     )
+
+
+def _read_call(place: int, given: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    prefix, name = ("fc_", "arguments") if kind == "function_call" else ("ctc_", "input")
+    call = {one: _text(place, given, one) for one in ("call_id", "name")}
+    if given.get("namespace") is not None:
+        call["namespace"] = _text(place, given, "namespace")
+    text = without_nul(_text(place, given, name))
+    return _with_id(prefix, given) | {"type": kind} | call | {name: text}
 
 
 def reasoning_text(item: Mapping[str, Any]) -> str:
@@ -116,7 +136,7 @@ def _thoughts(given: Mapping[str, Any]) -> list[str]:
 
 def content_of(item: Mapping[str, Any]) -> dict[str, Any]:
     """The members of the chat message of an item, with the images at their places."""
-    content = item["output"] if item["type"] == "function_call_output" else item["content"]
+    content = item["output"] if item["type"] in OUTPUTS else item["content"]
     if isinstance(content, str):
         return {"content": content}
     return join_pieces(
@@ -161,12 +181,12 @@ def count_images(items: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _parts_of(item: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
-    parts = item.get("output" if item["type"] == "function_call_output" else "content")
+    parts = item.get("output" if item["type"] in OUTPUTS else "content")
     return parts if isinstance(parts, list) else ()
 
 
 def _with_parts(item: dict[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any]:
-    name = "output" if item["type"] == "function_call_output" else "content"
+    name = "output" if item["type"] in OUTPUTS else "content"
     return item | {name: parts} if parts else item
 
 
@@ -195,6 +215,8 @@ def _read_parts(
 ) -> list[dict[str, Any]]:
     """The parts of a content: the texts between its images as lines of one; at least one part."""
     content = given.get(name)
+    if content is None and (name == "output" or given.get("role") == "assistant"):
+        content = ""  # an answer whose reasoning never ended has no content
     if isinstance(content, str):
         return [_text_part([content])]
     if not isinstance(content, list):
@@ -206,13 +228,15 @@ def _read_parts(
             parts += [_text_part(texts)] if texts else []
             parts.append(_read_image(place, part))
             texts = []
+        elif name == "output" and isinstance(part, dict) and part.get("type") == "input_file":
+            texts.append(unread_document(part.get("filename")))
         else:
             texts.append(_read_text(place, part, takes_images=takes_images))
     return [*parts, _text_part(texts)] if texts or not parts else parts
 
 
 def _text_part(texts: Sequence[str]) -> dict[str, Any]:
-    return {"type": "input_text", "text": "\n".join(texts)}
+    return {"type": "input_text", "text": without_nul("\n".join(texts))}
 
 
 def _read_text(place: int, part: Any, *, takes_images: bool) -> str:

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict
 from app.api.openai.batches_schemas import ListRead
 from app.api.openai.chat_responses import token_logprobs
 from app.api.openai.stored_responses import StoredRequest, to_response_id
-from app.api.tool_arguments import parse_arguments, to_storable
+from app.api.openai.tool_forms import custom_input
+from app.api.tool_arguments import EarlierCall, earlier_calls, parse_arguments, to_storable
 from app.core.errors import FailureCode, NotFoundError
 from app.core.ids import unix_seconds
 from app.inference.tool_calls import ToolCall, call_id
@@ -126,15 +127,22 @@ def _call_item(
     stored: StoredRequest, result_id: UUID, place: int, call: ToolCall, may_be_cut: bool
 ) -> dict[str, Any]:
     is_cut = may_be_cut and parse_arguments(call.arguments) is None
-    tool_format = stored.rules.tools.tool_format if stored.rules.tools else None
-    return {
-        "id": f"fc_{result_id.hex}{place}",
-        "type": "function_call",
+    use = stored.rules.tools
+    form = use.forms.get(call.name) if use else None
+    is_custom = form is not None and form.is_custom
+    prefix, kind = ("ctc_", "custom_tool_call") if is_custom else ("fc_", "function_call")
+    item = {
+        "id": f"{prefix}{result_id.hex}{place}",
+        "type": kind,
         "status": "incomplete" if is_cut else "completed",
-        "call_id": call_id(tool_format, result_id, place),
-        "name": call.name,
-        "arguments": call.arguments,
+        "call_id": call_id(use.tool_format if use else None, result_id, place),
+        "name": form.name if form else call.name,
     }
+    if form is not None and form.namespace is not None:
+        item["namespace"] = form.namespace
+    if is_custom:
+        return item | {"input": custom_input(call.arguments)}
+    return item | {"arguments": call.arguments}
 
 
 def answer_message(
@@ -142,26 +150,17 @@ def answer_message(
 ) -> dict[str, Any]:
     """A completed response as the assistant's message, for chat templates.
 
-    Models do not keep to the bounds of requests, and may be cut within a call: invalid arguments become
-    none. The reasoning is in those members that the template has for it.
+    The reasoning is in those members that the template has for it.
     """
     output = stored.rules.read(row.text)
-    answer: dict[str, Any] = {"role": "assistant", "content": to_storable(output.content)}
+    tool_format = stored.rules.tools.tool_format if stored.rules.tools else None
+    calls = [
+        EarlierCall(call_id(tool_format, row.id, place), call.name, call.arguments)
+        for place, call in enumerate(output.calls)
+    ]
+    answer = {"role": "assistant"} | earlier_calls(to_storable(output.content), calls)
     if reasoning := output.reasoning + output.late_reasoning:
         answer |= dict.fromkeys(reasoning_members, to_storable(reasoning))
-    if output.calls:
-        tool_format = stored.rules.tools.tool_format if stored.rules.tools else None
-        answer["tool_calls"] = [
-            {
-                "id": call_id(tool_format, row.id, place),
-                "type": "function",
-                "function": {
-                    "name": to_storable(call.name),
-                    "arguments": parse_arguments(call.arguments) or {},
-                },
-            }
-            for place, call in enumerate(output.calls)
-        ]
     return answer
 
 

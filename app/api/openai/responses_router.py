@@ -72,18 +72,12 @@ async def create_response(request: Request) -> Response:
     create = parse(ResponseCreate, await body_of(request))
     try:
         prepared = await prepare_response(services_of(request), principal_of(request), create)
-        if create.stream:
-            return await _respond_stream(request, prepared)
-        if create.background:
-            return await _respond_at_once(request, prepared)
-        return await respond_complete(
-            request,
-            prepared.group,
-            lambda rows: json_response(response_to_wire(prepared.stored, rows[0])),
-        )
+        response = await _respond_by(request, create, prepared)
     except InvalidRequestError as error:
         error.errors = [FieldError(_member(one.field), one.message) for one in error.errors]
         raise
+    response.headers.update(prepared.warnings)
+    return response
 
 
 @router.get(
@@ -156,6 +150,20 @@ async def delete_response(response_id: str, services: ServicesOf, team: TeamOf) 
     await services.contexts.delete(team, row.context_id, force=True)
     deleted = DeletedRead(id=to_response_id(row.id), object="response", deleted=True)
     return json_response(deleted.model_dump())
+
+
+async def _respond_by(
+    request: Request, create: ResponseCreate, prepared: PreparedResponse
+) -> Response:
+    if create.stream:
+        return await _respond_stream(request, prepared)
+    if create.background:
+        return await _respond_at_once(request, prepared)
+    return await respond_complete(
+        request,
+        prepared.group,
+        lambda rows: json_response(response_to_wire(prepared.stored, rows[0])),
+    )
 
 
 async def _respond(stored: StoredRequest, row: ResultRow) -> Response:

@@ -19,38 +19,32 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from app.api.hosted_tools import HostedTool
 from app.api.json_codec import to_field_errors
 from app.api.openai.batches_schemas import OpenAIMetadata
+from app.api.openai.chat_messages import MAX_TOOLS
 from app.api.openai.chat_schemas import ChatRequest
 from app.api.openai.responses_input import (
+    HOSTED,
     ITEM_SCHEMA,
+    OUTPUTS,
     content_of,
     read_input,
     reasoning_text,
     without_images,
 )
+from app.api.openai.responses_tools import ResponseFunction, ResponseTool
 from app.api.openai.schemas import OpenAIRequest
 from app.api.openai.stored_responses import DIALECT
+from app.api.openai.tool_forms import custom_arguments, flatten, joined_name
 from app.api.output_rules import OutputRules
-from app.api.schema_parts import STRICT, Refused
+from app.api.schema_parts import STRICT, ModelText, Refused
 from app.core.bounded_json import check_json
 from app.core.errors import InvalidRequestError
 from app.inference.sampling import MAX_TOKENS
 from app.inference.structured_outputs import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 
 _LOGPROBS = "message.output_text.logprobs"
-
-
-class ResponseFunction(BaseModel):
-    """A function that the model may call."""
-
-    model_config = STRICT
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, JsonValue] | None = None
-    strict: bool | None = None
 
 
 # Responses echo both unchanged. A schema in the format has further bounds of its own.
@@ -97,7 +91,7 @@ class ResponseCreate(OpenAIRequest):
     input: Annotated[
         list[dict[str, Any]], PlainValidator(read_input, json_schema_input_type=_INPUT_SCHEMA)
     ]
-    instructions: Annotated[str, Field(max_length=2_000_000)] | None = Field(
+    instructions: Annotated[ModelText, Field(max_length=2_000_000)] | None = Field(
         None, description="The system message; not carried over to the next response."
     )
     previous_response_id: Annotated[str, Field(max_length=64)] | None = Field(
@@ -112,7 +106,9 @@ class ResponseCreate(OpenAIRequest):
         None, description="Kept with the response."
     )
     text: TextOptions | None = None
-    tools: Annotated[list[ResponseFunction], Field(max_length=128)] | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="Other types than these are left out, or refused (LLM_HOSTED_TOOLS)."
+    )
     tool_choice: _Choice = None
     parallel_tool_calls: bool | None = None
     include: Annotated[list[str], Field(max_length=16)] | None = Field(
@@ -140,6 +136,21 @@ class ResponseCreate(OpenAIRequest):
     context_management: Refused = Field(None, description="Not supported.")
 
     @property
+    def hosted(self) -> dict[str, str]:
+        """The types of tools and items that this service does not run, by their places."""
+        tools = enumerate(self.tools or ())
+        items = enumerate(self.input)
+        return {
+            f"tools.{place}.type": one.type for place, one in tools if isinstance(one, HostedTool)
+        } | {f"input.{place}.type": one["name"] for place, one in items if one["type"] == HOSTED}
+
+    def _own_tools(self) -> list[dict[str, Any]]:
+        return [one.model_dump() for one in self.tools or () if not isinstance(one, HostedTool)]
+
+    def _items(self) -> list[dict[str, Any]]:
+        return [item for item in self.input if item["type"] != HOSTED]
+
+    @property
     def has_logprobs(self) -> bool:
         return _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
@@ -152,10 +163,9 @@ class ResponseCreate(OpenAIRequest):
         chat["max_completion_tokens"] = self.max_output_tokens
         if self.text and self.text.format:
             chat["response_format"] = _to_response_format(self.text.format)
-        if self.tools:
+        if functions := flatten(self._own_tools()):
             chat["tools"] = [
-                {"type": "function", "function": tool.model_dump(exclude_none=True)}
-                for tool in self.tools
+                {"type": "function", "function": function} for function, _ in functions
             ]
         chat["tool_choice"] = _to_tool_choice(self.tool_choice)
         if self.reasoning and self.reasoning.effort:
@@ -172,21 +182,19 @@ class ResponseCreate(OpenAIRequest):
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
         reasoning = ""
-        for item in self.input:
+        for item in self._items():
             if item["type"] == "reasoning":
                 reasoning += reasoning_text(item)
                 continue
             if item["type"] == "message":
                 messages.append({"role": item["role"]} | content_of(item))
-            elif item["type"] == "function_call_output":
+            elif item["type"] in OUTPUTS:
                 result = {"role": "tool", "tool_call_id": item["call_id"]}
                 messages.append(result | content_of(item))
             else:
                 if reasoning or not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": ""})
-                function = {"name": item["name"], "arguments": item["arguments"]}
-                call = {"id": item["call_id"], "type": "function", "function": function}
-                messages[-1].setdefault("tool_calls", []).append(call)
+                messages[-1].setdefault("tool_calls", []).append(_call_of(item))
             if reasoning and messages[-1]["role"] == "assistant":
                 messages[-1]["reasoning_content"] = reasoning
             reasoning = ""
@@ -209,9 +217,12 @@ class ResponseCreate(OpenAIRequest):
             "has_instructions": bool(self.instructions),
             "logprobs": (self.top_logprobs or 0) if self.has_logprobs else None,
             "calls": calls,
-            "input": without_images(self.input),
+            "input": without_images(self._items()),
             "echo": self._echo(),
         }
+        tools = self._own_tools()
+        if any(tool["type"] != "function" for tool in tools):
+            stored["echo"]["reasoning"]["tools"] = tools
         if rules.reasoning is not None:
             stored["echo"]["reasoning"]["rules"] = rules.reasoning.to_stored()
         return orjson.dumps(stored).decode()
@@ -238,7 +249,7 @@ class ResponseCreate(OpenAIRequest):
             "temperature": self.temperature,
             "text": {"format": text},
             "tool_choice": self.tool_choice or "auto",
-            "tools": [tool.model_dump() for tool in self.tools or ()],
+            "tools": [_to_function(one) for one, _ in flatten(self._own_tools())],
             "top_logprobs": self.top_logprobs,
             "top_p": self.top_p,
             "truncation": "disabled",
@@ -263,6 +274,21 @@ def _to_response_format(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_tool_choice(given: Any) -> Any:
-    if isinstance(given, dict) and given.get("type") == "function" and "name" in given:
-        return {"type": "function", "function": {"name": given["name"]}}
+    is_named = isinstance(given, dict) and given.get("type") in ("function", "custom")
+    if is_named and isinstance(given.get("name"), str):
+        name = joined_name(given.get("namespace"), given["name"])
+        return {"type": "function", "function": {"name": name}}
     return given
+
+
+def _call_of(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A call among the input in the form of a chat completion."""
+    arguments = item["arguments"] if "arguments" in item else custom_arguments(item["input"])
+    name = joined_name(item.get("namespace"), item["name"])
+    function = {"name": name, "arguments": arguments}
+    return {"id": item["call_id"], "type": "function", "function": function}
+
+
+def _to_function(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A function as it is echoed, and as processes of older versions read it."""
+    return ResponseFunction.model_validate({"type": "function"} | dict(function)).model_dump()

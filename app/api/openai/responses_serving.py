@@ -13,6 +13,7 @@ from uuid import UUID
 import orjson
 
 from app.api.container import Services
+from app.api.hosted_tools import check_hosted, warnings_of
 from app.api.openai.chat_messages import MAX_MESSAGES
 from app.api.openai.response_events import ResponseEvents
 from app.api.openai.responses_output import answer_message
@@ -43,6 +44,7 @@ class PreparedResponse:
 
     group: GroupRequest
     stored: StoredRequest
+    warnings: dict[str, str]  # headers
 
 
 async def prepare_response(
@@ -50,6 +52,7 @@ async def prepare_response(
 ) -> PreparedResponse:
     if create.background and create.store is False:
         raise invalid_field("store", "must be true in the background, because it is read later")
+    check_hosted(services.settings.hosted_tools, create.hosted)
     model = await services.registry.choose(create.model, principal.team_id)
     create = create.model_copy(update={"model": model.full_name})  # returned in the response
     chat = create.to_chat()
@@ -77,7 +80,8 @@ async def prepare_response(
         store=create.store is not False,
         waits_for_model=bool(create.background),
     )
-    return PreparedResponse(group, stored.counted_by(rules.count_tokens))
+    warnings = warnings_of([*create.hosted.values()])
+    return PreparedResponse(group, stored.counted_by(rules.count_tokens), warnings)
 
 
 async def _conversation(

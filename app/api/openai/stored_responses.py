@@ -8,8 +8,9 @@ from uuid import UUID
 import orjson
 
 from app.api.dependencies import from_wire_id
+from app.api.openai.tool_forms import forms_of
 from app.api.output_rules import OutputRules
-from app.api.tool_use import ToolUse
+from app.api.tool_use import ToolForm, ToolUse
 from app.core.errors import NotFoundError
 from app.inference.reasoning import ReasoningUse
 from app.inference.tool_calls import ToolFormat
@@ -41,8 +42,13 @@ class StoredRequest:
         # Among the members that are echoed: a process of an older version, too, reads the row.
         echo = members["echo"]
         reasoning = echo.get("reasoning", {}).pop("rules", None)
+        # As functions among the tools, which such a process reads; as the client sent them, here.
+        sent = echo.get("reasoning", {}).pop("tools", None)
+        functions = echo.get("tools", ())
+        if sent is not None:
+            echo["tools"] = sent
         rules = OutputRules(
-            _to_use(members.pop("calls"), echo.get("tools", ())),
+            _to_use(members.pop("calls"), functions, forms_of(sent or ())),
             ReasoningUse.of(reasoning) if reasoning else None,
         )
         return cls(rules=rules, **members)
@@ -52,12 +58,17 @@ class StoredRequest:
         return replace(self, rules=replace(self.rules, count_tokens=count_tokens))
 
 
-def _to_use(calls: Mapping[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> ToolUse | None:
+def _to_use(
+    calls: Mapping[str, Any] | None,
+    tools: Sequence[Mapping[str, Any]],
+    forms: Mapping[str, ToolForm],
+) -> ToolUse | None:
     if calls is None:
         return None
     tool_format = ToolFormat(calls["format"]) if calls["format"] else None
     schemas = {tool["name"]: tool["parameters"] or {} for tool in tools}
-    return ToolUse(tool_format, calls["name"], calls["is_forced"], calls["is_parallel"], schemas)
+    kind = (calls["name"], calls["is_forced"], calls["is_parallel"])
+    return ToolUse(tool_format, *kind, schemas, forms=forms)
 
 
 def to_response_id(result_id: UUID) -> str:

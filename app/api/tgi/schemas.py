@@ -12,9 +12,10 @@ from secrets import randbits
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from app.api.json_codec import to_field_errors
+from app.api.schema_parts import without_nul
 from app.core.errors import FieldError, InvalidRequestError
 from app.inference.prompts import PromptFormat
 from app.inference.sampling import SamplingParameters
@@ -114,7 +115,7 @@ class ChatMessage(BaseModel):
     model_config = _LENIENT
 
     role: str
-    content: str | list[dict[str, JsonValue]] | None = None
+    content: Annotated[str | list[dict[str, JsonValue]] | None, AfterValidator(without_nul)] = None
     name: str | None = None
 
 

@@ -56,6 +56,10 @@ class HttpSettings(Section, title="HTTP"):
     `engine`: 503 while no model can generate, for load balancers that expect it. `/health/live`
     never depends on the engine: liveness probes use it. See docs/observability.md#health."""
 
+    hosted_tools: Literal["skip", "refuse"] = "skip"
+    """Tools that OpenAI or Anthropic would run, such as `web_search`, in a request. `skip`: they are left
+    out, and the header `X-Warning` names them. `refuse`: the request returns 400. See
+    docs/responses.md#tools and docs/anthropic.md#requests."""
     tgi_generate: Literal["current", "first"] = "current"
     """Version of Text Generation Inference that `POST /generate` speaks. `first`: that of 2022, for
     clients that expect a list, with the prompt before the text. See docs/tgi.md#the-first-version."""

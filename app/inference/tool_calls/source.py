@@ -241,7 +241,9 @@ def to_call(text: str | None, name: str | None = None) -> ToolCall | None:
 
 
 def new_call(name: str, arguments: dict[str, Any]) -> ToolCall:
-    """Raises ValueError if JSON or UTF-8 cannot hold them."""
+    """Raises ValueError if JSON, UTF-8 or the database cannot hold them."""
+    if "\x00" in name:
+        raise ValueError("NUL is in no name")
     name.encode()
     return ToolCall(name, _to_text(arguments))
 

@@ -392,7 +392,7 @@ async def test_a_new_attempt_ends_the_stream(client: AsyncAnthropic) -> None:
         ({"messages": [user([{"type": "tool_use", "id": "a", "name": "b", "input": {}}])]}, "tool_use"),
         ({"messages": [{"role": "assistant", "content": [
             {"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]}, "tool_result"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        ({"tools": [{"type": "a b", "name": "web_search"}]}, "'a b' is not supported"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "no tool 'x'"),
         ({"tool_choice": {"type": "any"}}, "needs tools"),
         ({"tools": [WEATHER], "output_config": {"format": {"type": "json_schema", "schema": {}}}},

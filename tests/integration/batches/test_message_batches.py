@@ -153,7 +153,7 @@ async def test_a_repeated_key_returns_the_first_batch(
         ([asked("a", "x", stream=True)], "stream has no meaning"),
         ([{"custom_id": "a"}], "requests.0.params"),
         ([asked("a", "x", top_k=2**64)], "integers must fit 64 bits"),
-        ([asked("a", "x", other=json.loads("[" * 70 + "]" * 70))], "nested deeper"),
+        ([asked("a", "x", other=json.loads("[" * 130 + "]" * 130))], "nested deeper"),
     ],
 )
 async def test_wrong_batches_are_refused(chatting: Service, requests: Any, words: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from app.api.anthropic.batches_schemas import MessageBatchCreate
 from app.api.anthropic.blocks import TextBlock
 from app.api.anthropic.conversation import MessageParam, to_template
 from app.api.anthropic.message_events import MessageEvents
@@ -262,3 +263,13 @@ def test_the_older_name_of_a_format_forces_json() -> None:
     newer = {"format": {"type": "json_schema", "schema": other}}
     parameters = request(output_format=older, output_config=newer).to_send_options(None).parameters
     assert parameters.structured_outputs == {"json": other}
+
+
+def test_nul_in_a_batch_is_for_its_requests() -> None:
+    """They are parsed again when they run: texts lose it there, and ids refuse it."""
+    params = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "a\x00b"}]}
+    body = orjson.dumps({"requests": [{"custom_id": "c", "params": params}]})
+    (one,) = parse(MessageBatchCreate, body, refuses_nul=False).requests
+    line = orjson.loads(one.to_line())["body"]
+    (message,) = parse(MessageRequest, orjson.dumps(line)).to_messages(None)
+    assert message["content"] == "a\ufffdb"
