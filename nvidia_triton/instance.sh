@@ -85,6 +85,12 @@ start() {
     wait_for_start
 }
 
+# Whether a process has a child; also where the kernel does not tell.
+has_started() {
+    children=/proc/$1/task/$1/children
+    [ ! -r "$children" ] || [ -n "$(cat "$children")" ]
+}
+
 wait_for_start() {
     tenths=0
     until [ -f "$run/process" ]; do
@@ -92,10 +98,13 @@ wait_for_start() {
         sleep 0.1
         tenths=$((tenths + 1))
     done
-    # A wrong option or a taken port ends it soon.
-    for _ in 1 2 3 4 5 6 7 8 9 10; do
+    # A wrong option or a taken port ends it soon, once the supervisor has started it.
+    looks=0
+    for _ in $(seq 150); do
         pid=$(server) ||
             fail "tritonserver ended at once: $(grep -v "Z supervisor: " "$log" | tail -n 1)"
+        if has_started "$pid"; then looks=$((looks + 1)); fi
+        if [ "$looks" -eq 10 ]; then break; fi
         sleep 0.2
     done
     echo "tritonserver runs (process $pid), its log is $log."
