@@ -22,7 +22,6 @@ from app.queue.claim import (
     claim,
     claim_suspect,
     claim_within_limits,
-    pause_suspects,
     suspect_models,
 )
 from app.queue.enqueue import (
@@ -36,6 +35,7 @@ from app.queue.finish import AttemptEnd, ResultWaiters
 from app.queue.live_text import Notification
 from app.queue.progress import Chunk, append_chunks, chunk_bytes
 from app.queue.result_size import UNBOUNDED
+from app.queue.suspects import pause_suspects
 from app.queue.table_statistics import analyze_growth
 from app.queue.team_limits import TeamLimits
 from app.queue.terminal_state import MAX_BATCH
@@ -160,7 +160,7 @@ class JobQueue:
         return claims
 
     async def pause_suspects(self, model: str, team_id: str, seconds: float) -> None:
-        """Leave a model to its other results, after a suspect of the team ran alone for so long."""
+        """Leave a model to its other results, after a suspect of the team had it for so long."""
         await self._database.run(lambda one: pause_suspects(one, model, team_id, seconds))
 
     # --- running attempts -----------------------------------------------------------------------

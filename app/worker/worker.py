@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from app.core import metrics
@@ -30,6 +31,20 @@ from app.worker.throughput import Throughput
 logger = logging.getLogger(__name__)
 
 _STOP_SECONDS = 5.0  # for the last writes after the grace period
+_AWAY_SECONDS = (
+    600.0  # that an engine which a suspect ended is waited for: others may have its model
+)
+
+
+@dataclass(slots=True)
+class _RanAlone:
+    """A suspect that ended here, in the loop's time."""
+
+    model_name: str
+    team_id: str
+    began_at: float
+    ended_at: float
+    was_away: bool = False  # its model, when it was looked at last
 
 
 class Worker:
@@ -60,7 +75,7 @@ class Worker:
         self._claim_room = 0  # bytes that the claim under way may still take
         self._suspects_at = 0.0  # the loop's time for looking at them
         self._alone_since: dict[UUID, float] = {}  # the loop's time at which a suspect was claimed
-        self._ran_alone: list[tuple[str, str, float]] = []  # model, team, seconds
+        self._ran_alone: list[_RanAlone] = []
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
         listener.subscribe(CANCELLED, self._on_cancelled)
         listener.subscribe(ENDED, self._on_ended)
@@ -221,14 +236,30 @@ class Worker:
 
     async def _claim_suspects(self) -> None:
         with self._logged_if_transient():
-            while self._ran_alone:
-                await self._queue.pause_suspects(*self._ran_alone[-1])
-                self._ran_alone.pop()
+            await self._pause_suspects()
             if models := list(self._free_slots()):
                 claims = await self._queue.claim_suspects(self._lease.id, models)
-                now = asyncio.get_running_loop().time()
-                self._alone_since |= {claim.id: now for claim in claims}
+                self._alone_since |= dict.fromkeys((claim.id for claim in claims), self._now())
                 self._start(claims)
+
+    async def _pause_suspects(self) -> None:
+        """Leave the models of those that ran alone to others.
+
+        An engine that one ended takes the model from them, too, until it is back: the pause grows as long.
+        """
+        running = {attempt.claim.model_name for attempt in self._attempts.running.values()}
+        present = running | self._backend.free(self._attempts.running.values()).keys()
+        for one in [*self._ran_alone]:
+            is_back = one.model_name in present
+            until = one.ended_at if is_back and not one.was_away else self._now()
+            await self._queue.pause_suspects(one.model_name, one.team_id, until - one.began_at)
+            one.was_away = not is_back
+            if is_back or until - one.ended_at >= _AWAY_SECONDS:
+                self._ran_alone.remove(one)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     @contextlib.contextmanager
     def _logged_if_transient(self) -> Iterator[None]:
@@ -246,9 +277,9 @@ class Worker:
     def _on_end(self, claim: Claim) -> None:
         """A slot is free: claim if that is what claims lacked."""
         if claim.is_suspect:  # the others of its model may run now, and then the next one
-            now = asyncio.get_running_loop().time()
-            seconds = now - self._alone_since.pop(claim.id, now)
-            self._ran_alone.append((claim.model_name, claim.team_id, seconds))
+            now = self._now()
+            began_at = self._alone_since.pop(claim.id, now)
+            self._ran_alone.append(_RanAlone(claim.model_name, claim.team_id, began_at, now))
             self._suspects_at = 0.0
         if self._is_short or claim.is_suspect:
             self._wake.set()
@@ -262,6 +293,8 @@ class Worker:
 
     def _on_backend_change(self) -> None:
         """A model became ready, or ceased to be: claim, and report it with a heartbeat."""
+        if self._ran_alone:  # the others come first where it is back
+            self._suspects_at = 0.0
         self._wake.set()
         if self._queue.dispatcher is self:
             self._lease.hurry()
