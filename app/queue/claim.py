@@ -178,12 +178,13 @@ AND EXISTS (SELECT FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE)
 """
 
 # By `started_at`: with `worker_id IS NULL`, the planner may look for suspects in all that waits.
-_SUSPECT_MODELS = f"""
-SELECT m.model_name FROM unnest($1::text[]) AS m(model_name)
-WHERE (
-  SELECT s.id FROM results s WHERE s.model_name = m.model_name
+_SUSPECTS_IN_TURN = f"""
+SELECT m.model_name, s.team_id FROM unnest($1::text[]) AS m(model_name)
+CROSS JOIN LATERAL (
+  SELECT s.team_id FROM results s WHERE s.model_name = m.model_name
     AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS} AND s.started_at IS NULL
-  ORDER BY s.id LIMIT 1) IS NOT NULL
+    AND (s.not_before IS NULL OR s.not_before <= now())
+  ORDER BY s.id LIMIT 1) s
 """
 
 _OWNED = """
@@ -226,9 +227,10 @@ async def claim_within_limits(
     return await _to_claims(connection, rows, continues=continues)
 
 
-async def suspect_models(connection: Connection, models: Sequence[str]) -> list[str]:
-    rows = await connection.fetch(_SUSPECT_MODELS, list(models))
-    return [row["model_name"] for row in rows]
+async def suspects_in_turn(connection: Connection, models: Sequence[str]) -> dict[str, str]:
+    """Return the models of which a suspect has its turn, with the team of the next one."""
+    rows = await connection.fetch(_SUSPECTS_IN_TURN, list(models))
+    return {row["model_name"]: row["team_id"] for row in rows}
 
 
 async def claim_suspect(

@@ -22,7 +22,7 @@ from app.queue.claim import (
     claim,
     claim_suspect,
     claim_within_limits,
-    suspect_models,
+    suspects_in_turn,
 )
 from app.queue.enqueue import (
     MAX_ENQUEUE,
@@ -149,10 +149,14 @@ class JobQueue:
             yield claims
             room -= sum(one.expected_bytes for one in claims)
 
+    async def suspects_in_turn(self, models: Sequence[str]) -> dict[str, str]:
+        """Return the models of which a suspect has its turn, with its team."""
+        return await self._database.run(lambda connection: suspects_in_turn(connection, models))
+
     async def claim_suspects(self, worker_id: UUID, models: Sequence[str]) -> list[Claim]:
-        waiting = await self._database.run(lambda connection: suspect_models(connection, models))
+        """Claim a suspect of each model, if nothing else of it runs."""
         claims: list[Claim] = []
-        for model in waiting:
+        for model in models:
             async with self._database.connection() as connection:
                 claims += await claim_suspect(
                     connection, worker_id, model, continues=self._continues

@@ -39,18 +39,25 @@ WHERE r.id = ANY (ARRAY(SELECT id FROM picked))
 
 # $3: the first id that counts. A result that failed at its last attempt ran alone if it died more often than
 # a suspect does; one that is ended here did not.
-_END_BEYOND_BOUND = f"""
+_KILLERS = f"""
+SELECT count(*) FROM unnest(ARRAY['engine_crashed', 'worker_lost']) AS c(code) CROSS JOIN LATERAL (
+  SELECT FROM results k
+  WHERE k.team_id = $2 AND k.error_code = c.code AND k.id >= $3
+    AND k.model_name = $1 AND k.engine_deaths > {SUSPECT_DEATHS}
+    AND k.finished_at > now() - interval '{_KILLERS_HOURS} h'
+  ORDER BY k.id DESC LIMIT {MOST_KILLERS}) k
+"""
+# By ids: with the team as a condition, the planner may read all that waits of it.
+_END_SUSPECTS = f"""
 WITH picked AS MATERIALIZED (
   SELECT id, worker_id, attempt, text_attempt FROM results
-  WHERE model_name = $1 AND state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND started_at IS NULL
-    AND team_id = $2 AND (
-      SELECT count(*) FROM (
-        SELECT FROM results k
-        WHERE k.team_id = $2 AND k.error_code IN ('engine_crashed', 'worker_lost') AND k.id >= $3
-          AND k.model_name = $1 AND k.engine_deaths > {SUSPECT_DEATHS}
-          AND k.finished_at > now() - interval '{_KILLERS_HOURS} h'
-        LIMIT {MOST_KILLERS}) k) >= {MOST_KILLERS}
-  ORDER BY id LIMIT {MAX_BATCH} FOR UPDATE SKIP LOCKED
+  WHERE started_at IS NULL AND state = 'pending' AND id = ANY (ARRAY(
+    SELECT s.id FROM (
+      SELECT id, team_id FROM results
+      WHERE model_name = $1 AND state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND started_at IS NULL
+      OFFSET 0) s
+    WHERE s.team_id = $2 ORDER BY s.id LIMIT {MAX_BATCH}))
+  ORDER BY id FOR UPDATE SKIP LOCKED
 ), judged AS (
   SELECT 'not_tried' AS verdict, {JUDGE_UNCLAIMED}
 ), {end_sql()}, {sweep_sql("SELECT id FROM ended")}
@@ -72,10 +79,17 @@ async def pause_suspects(connection: Connection, model: str, team_id: str, secon
     than one; none of them is tried any more if too many have ended engines or workers.
     """
     first = lowest_id(datetime.now(UTC) - timedelta(days=_KILLERS_DAYS))
-    while await connection.fetchval(_END_BEYOND_BOUND, model, team_id, first) == MAX_BATCH:
-        pass
+    if await connection.fetchval(_KILLERS, model, team_id, first) >= MOST_KILLERS:
+        while await end_suspects(connection, model, team_id) == MAX_BATCH:
+            pass
     pause = min(max(seconds, LEAST_PAUSE_SECONDS), MOST_PAUSE_SECONDS)
     await connection.execute(_PAUSE, model, team_id, pause, OWN_PAUSES * pause)
+
+
+async def end_suspects(connection: Connection, model: str, team_id: str) -> int:
+    """End some suspects of a team that are not to be tried; how many."""
+    count: int = await connection.fetchval(_END_SUSPECTS, model, team_id)
+    return count
 
 
 async def running_suspects(

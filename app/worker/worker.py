@@ -9,7 +9,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 from app.core import metrics
@@ -26,6 +25,7 @@ from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Backend
 from app.worker.attempt_executor import AttemptExecutor
 from app.worker.lease import FencedError, Lease
+from app.worker.suspects import Suspects
 from app.worker.throughput import Throughput
 
 logger = logging.getLogger(__name__)
@@ -34,17 +34,6 @@ _STOP_SECONDS = 5.0  # for the last writes after the grace period
 _AWAY_SECONDS = (
     600.0  # that an engine which a suspect ended is waited for: others may have its model
 )
-
-
-@dataclass(slots=True)
-class _RanAlone:
-    """A suspect that ended here, in the loop's time."""
-
-    model_name: str
-    team_id: str
-    began_at: float
-    ended_at: float
-    was_away: bool = False  # its model, when it was looked at last
 
 
 class Worker:
@@ -74,8 +63,7 @@ class Worker:
         self._is_short = True  # whether slots, not the queue, were the limit of the last claim
         self._claim_room = 0  # bytes that the claim under way may still take
         self._suspects_at = 0.0  # the loop's time for looking at them
-        self._alone_since: dict[UUID, float] = {}  # the loop's time at which a suspect was claimed
-        self._ran_alone: list[_RanAlone] = []
+        self._suspects = Suspects(queue, backend)
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
         listener.subscribe(CANCELLED, self._on_cancelled)
         listener.subscribe(ENDED, self._on_ended)
@@ -236,30 +224,8 @@ class Worker:
 
     async def _claim_suspects(self) -> None:
         with self._logged_if_transient():
-            await self._pause_suspects()
-            if models := list(self._free_slots()):
-                claims = await self._queue.claim_suspects(self._lease.id, models)
-                self._alone_since |= dict.fromkeys((claim.id for claim in claims), self._now())
-                self._start(claims)
-
-    async def _pause_suspects(self) -> None:
-        """Leave the models of those that ran alone to others.
-
-        An engine that one ended takes the model from them, too, until it is back: the pause grows as long.
-        """
-        running = {attempt.claim.model_name for attempt in self._attempts.running.values()}
-        present = running | self._backend.free(self._attempts.running.values()).keys()
-        for one in [*self._ran_alone]:
-            is_back = one.model_name in present
-            until = one.ended_at if is_back and not one.was_away else self._now()
-            await self._queue.pause_suspects(one.model_name, one.team_id, until - one.began_at)
-            one.was_away = not is_back
-            if is_back or until - one.ended_at >= _AWAY_SECONDS:
-                self._ran_alone.remove(one)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
+            await self._suspects.pause(self._attempts.running.values())
+            self._start(await self._suspects.claim(self._lease.id, self._free_slots()))
 
     @contextlib.contextmanager
     def _logged_if_transient(self) -> Iterator[None]:
@@ -277,9 +243,7 @@ class Worker:
     def _on_end(self, claim: Claim) -> None:
         """A slot is free: claim if that is what claims lacked."""
         if claim.is_suspect:  # the others of its model may run now, and then the next one
-            now = self._now()
-            began_at = self._alone_since.pop(claim.id, now)
-            self._ran_alone.append(_RanAlone(claim.model_name, claim.team_id, began_at, now))
+            self._suspects.on_end(claim)
             self._suspects_at = 0.0
         if self._is_short or claim.is_suspect:
             self._wake.set()
@@ -293,7 +257,7 @@ class Worker:
 
     def _on_backend_change(self) -> None:
         """A model became ready, or ceased to be: claim, and report it with a heartbeat."""
-        if self._ran_alone:  # the others come first where it is back
+        if self._suspects.is_pause_due:  # the others come first where it is back
             self._suspects_at = 0.0
         self._wake.set()
         if self._queue.dispatcher is self:

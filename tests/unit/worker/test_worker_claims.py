@@ -309,6 +309,32 @@ def test_an_engine_that_does_not_come_back_keeps_suspects_from_others_for_a_whil
     run(work)
 
 
+def test_a_suspect_waits_for_the_end_of_others_for_a_while_only() -> None:
+    """No other result begins meanwhile; a single long one must not keep them all waiting."""
+
+    async def work(service: Service) -> None:
+        service.suspects = [replace(claim_of(), is_suspect=True, team_id="t")]
+        service.is_never_empty = True
+        async with service.working():
+            await asyncio.sleep(2_500)
+            # At each poll; each wait is twice as long, if the polls allow it, and is counted from its begin.
+            assert service.pauses[:3] == [
+                (60, "m", "t", 60),
+                (180, "m", "t", 60),
+                (300, "m", "t", 60),
+            ]
+            assert service.pauses[-2:] == [(1_800, "m", "t", 600), (2_460, "m", "t", 600)]
+            service.is_never_empty = False
+            await asyncio.sleep(100)  # it runs: a new wait begins short
+            service.suspects = [replace(claim_of(), is_suspect=True, team_id="t")]
+            service.is_never_empty = True
+            known = len(service.pauses)
+            await asyncio.sleep(300)
+            assert service.pauses[known][3] == 60
+
+    run(work)
+
+
 def test_a_model_that_is_full_again_is_back() -> None:
     async def work(service: Service) -> None:
         service.slots = {"m": 1}
