@@ -18,11 +18,12 @@ import uvloop
 
 from tests.security.hostile.attacker import Account, Attacker, Order
 from tests.security.hostile.connection_attacks import CONNECTIONS
+from tests.security.hostile.cost_attacks import COSTS
 from tests.security.hostile.image_attacks import images
 from tests.security.hostile.pooling_attacks import POOLING
 from tests.security.hostile.request_attacks import REQUESTS
 
-ATTACKS = (*REQUESTS, images, *POOLING, *CONNECTIONS)
+ATTACKS = (*REQUESTS, images, *POOLING, *COSTS, *CONNECTIONS)
 _NICENESS = 10  # on the machine of the service, whose processes it must not slow by its own work
 
 
