@@ -21,7 +21,8 @@ _DATABASE = "hostile"
 _EPILOG = """\
 It raises PostgreSQL, a tritonserver with the scripted model, two APIs and a worker, the latter three within 1 GiB of
 memory each, measures a polite team alone for a tenth of the time, and then beside a hostile team with a
-valid key; at last, for a tenth of the time, with one of the APIs. The status is 1 if the polite team loses a
+valid key; at last, for a tenth of the time each, with one of the APIs, and beside results that lose their engine
+(docs/state_machine.md: they may take a model from the others for a share of its time). The status is 1 if the polite team loses a
 result, sees an error or a wrong text, or waits more than three times as long (p99, with two APIs) as alone, for the
 acceptance of a result or for the whole; if the totals lack one of its results after 20 s; if a process ends; or if
 any response to the hostile team has a status of 500 or more (but 503, and 529 of Messages, with Retry-After), or the
@@ -99,6 +100,8 @@ def _report(outcome: Outcome) -> str:
         f"beside, two API processes:          {outcome.beside}; p99 {_ratio(outcome):.1f} times",
         f"beside, one API process (not judged): {outcome.beside_one};"
         f" p99 {outcome.beside_one.worst_ratio(outcome.alone):.1f} times",
+        f"beside suspects (not judged):       {outcome.beside_suspects};"
+        f" longest {max(outcome.beside_suspects.whole, default=0.0):.1f} s",
         f"longest until a polite result is counted: {outcome.uncounted_seconds:.1f} s",
     ]
     return "\n".join(lines)

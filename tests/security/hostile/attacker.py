@@ -59,6 +59,7 @@ class Order:
     service accepts.
     """
 
+    attacks: Sequence[str]  # names
     seed: str
     attackers: int  # attacks at a time
     scale: float

@@ -21,6 +21,7 @@ from tests.integration.support import until
 from tests.integration.webhook_receiver import receiving, silence
 from tests.pooling_models import pooling_entries
 from tests.postgres import PostgresServer
+from tests.security.hostile.attack_process import ATTACKS, SHARES
 from tests.security.hostile.attacker import MODEL, Account, Order
 from tests.security.hostile.memory_limit import limited, resident_bytes
 from tests.security.hostile.polite import Polite, Times
@@ -80,6 +81,7 @@ class Outcome:
     alone: Times = field(default_factory=Times)
     beside: Times = field(default_factory=Times)
     beside_one: Times = field(default_factory=Times)  # with one API process
+    beside_suspects: Times = field(default_factory=Times)
     uncounted_seconds: float = (
         0.0  # longest of a result of the polite team, until the totals have it
     )
@@ -106,7 +108,7 @@ async def run(
     options: Options,
     log: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Measure the polite team alone, then beside the hostile one, at last with one API process."""
+    """Measure the polite team alone, beside the hostile one, with one API process, and beside suspects."""
     outcome = Outcome(options)
     keys = await _make_keys(postgres, database)
     settings = _SETTINGS | {"LLM_MODEL_REPOSITORY": str(_make_repository(directory))}
@@ -122,7 +124,7 @@ async def run(
         ports = [stack.ports[name] for name in _APIS]
         polite = Polite(ports, keys[POLITE], canary, b"hostile ")
         order = Order(
-            options.seed, options.attackers, options.scale, options.streams, ports,
+            ATTACKS, options.seed, options.attackers, options.scale, options.streams, ports,
             keys[HOSTILE], silent.url, canary, polite.ids,
         )  # fmt: skip
         with _watched(stack, outcome):
@@ -145,7 +147,11 @@ async def run(
             order = replace(order, ports=polite.ports, seed=f"{options.seed} one")
             async with _sending(polite), _attacking(order, outcome.account):
                 await asyncio.sleep(options.alone_seconds)  # the attack's duration
-            outcome.beside_one, outcome.polite = polite.times, polite.faults
+            outcome.beside_one, polite.times, polite.ports = polite.times, Times(), ports
+            order = replace(order, attacks=SHARES, attackers=1, ports=ports)
+            async with _sending(polite), _attacking(order, outcome.account):
+                await asyncio.sleep(options.alone_seconds)  # the attack's duration
+            outcome.beside_suspects, outcome.polite = polite.times, polite.faults
         outcome.lost = await _lost(stack, polite.ids)
     return outcome
 
