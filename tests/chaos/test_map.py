@@ -27,12 +27,13 @@ VICTIMS = ["client", "api", "worker"] * (2 if FACTOR == 1 else 5)
 SHARE = 0.05  # of the answers
 # Milliseconds of each of two words: time for the kills.
 DELAY = 400 if FACTOR == 1 else 30
-# Short lists: one in twenty of some hundred answers is replaced.
+# Rows of a list: some hundred answers, of which one in twenty is replaced.
+LIST = 50 if FACTOR == 1 else 250
 PROGRAM = f"""
 import sys
 from llm_api_client import Client
 from llm_api_client.jobs import batches
-batches.MAX_ROWS = 50
+batches.MAX_ROWS = {LIST}
 rows = ({{"id": f"k{{i}}", "topic": f"topic-{{i}}"}} for i in range({ROWS}))
 with Client(sys.argv[1]) as client:
     prompt = "{{{{{{{{delay_ms={DELAY} text={{topic}} end}}}}}}}}"
