@@ -13,6 +13,7 @@ from app.cli.up.triton import EmbeddedTriton
 from tests.conftest import SCRIPTED, make_settings, migrate, run_triton
 from tests.pooling_models import pooling_entries
 from tests.postgres import start_postgres
+from tests.security.hostile.attack_process import ATTACKS
 from tests.security.hostile.run import Options, Outcome, run
 
 _GIB = 2**30
@@ -58,12 +59,15 @@ def main() -> int:
         metavar="NAME=VALUE",
         help="a setting of API and worker",
     )
+    add(
+        "--only", nargs="+", choices=ATTACKS, default=ATTACKS, metavar="ATTACK", help="some of them"
+    )
     given = parser.parse_args()
     seconds = given.minutes * 60
     options = Options(
         given.seed or secrets.token_hex(4), seconds / 10, seconds, given.attackers, given.scale, given.streams,
         int(given.memory * _GIB) or None,
-        dict(one.split("=", 1) for one in given.set),
+        dict(one.split("=", 1) for one in given.set), given.only,
     )  # fmt: skip
     outcome = _run(options)
     _print(_report(outcome))

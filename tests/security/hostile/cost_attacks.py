@@ -11,7 +11,7 @@ from tests.security.hostile.pooling_attacks import RANKER
 
 _BODY = 1_900_000  # just below LLM_MAX_BODY_BYTES
 _TEXT = 100_000  # characters of a text that are searched
-# What PostgreSQL's parser of words looks ahead of, to the end of the text.
+# Characters from which PostgreSQL's parser of words looks ahead, to the end of the text.
 _UNITS = (
     "a_",
     "~/",
@@ -26,7 +26,7 @@ _UNITS = (
     "a-",
     "<a ",
 )
-# Of the model's tokenizer: the first byte of a character of four, later ones, no text, none of its ids.
+# Ids of the model's tokenizer: the first byte of a character of four, later ones, no text, and none of its own.
 _INCOMPLETE_TOKENS = (173, 254, 248, 225, 0, 9_999_999)
 _TOKENS = 20_000
 _EDGE = 5_000  # pixels of a bomb of 75 MB

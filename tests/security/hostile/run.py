@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -37,7 +37,7 @@ _SETTINGS = {
     "LLM_POLL_SECONDS": "1",
     "LLM_FLUSH_SECONDS": "0.5",
     "LLM_TRITON_REFRESH_SECONDS": "2",
-    # Of a size that a team can fill in a minute: half of it may be its own.
+    # A team can fill it in a minute: half of it may be its own.
     "LLM_MAX_QUEUED": "20000",
     # As docs/limits.md advises for teams that do not trust each other.
     "LLM_TEAM_MAX_RUNNING": "128",
@@ -72,6 +72,7 @@ class Options:
     streams: int
     memory_bytes: int | None = None  # of the API, and of the worker
     settings: Mapping[str, str] = field(default_factory=dict)  # further ones, by variable
+    attacks: Sequence[str] = ATTACKS
     requests: int = 0  # of the polite team beside the hostile one, at least: it lasts until then
 
 
@@ -82,9 +83,7 @@ class Outcome:
     beside: Times = field(default_factory=Times)
     beside_one: Times = field(default_factory=Times)  # with one API process
     beside_suspects: Times = field(default_factory=Times)
-    uncounted_seconds: float = (
-        0.0  # longest of a result of the polite team, until the totals have it
-    )
+    uncounted_seconds: float = 0.0  # longest of a polite result, until the totals have it
     polite: list[str] = field(default_factory=list)  # faults
     lost: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)  # processes
@@ -124,7 +123,7 @@ async def run(
         ports = [stack.ports[name] for name in _APIS]
         polite = Polite(ports, keys[POLITE], canary, b"hostile ")
         order = Order(
-            ATTACKS, options.seed, options.attackers, options.scale, options.streams, ports,
+            options.attacks, options.seed, options.attackers, options.scale, options.streams, ports,
             keys[HOSTILE], silent.url, canary, polite.ids,
         )  # fmt: skip
         with _watched(stack, outcome):
