@@ -70,7 +70,10 @@ class FaultyProxy:
             answer = httpx.Response(429 if fault is Fault.BUSY else 503, text="<html>busy</html>")
         else:
             sent = {"content-type": headers.get("content-type", "")}
-            answer = await self._http.request(method, path, content=body, headers=sent)
+            try:
+                answer = await self._http.request(method, path, content=body, headers=sent)
+            except httpx.TransportError:  # the service was killed
+                return False
         if fault is Fault.ANSWER_LOST:
             return False
         content = answer.content

@@ -66,6 +66,13 @@ ENGINE_CRASHED = Failure(
     "request itself seems to crash it: change the prompt or the parameters.",
     False,
 )
+NOT_TRIED = Failure(
+    FailureCode.ENGINE_CRASHED,
+    "The engine or its worker died twice while it ran this request and others. It was not tried alone, as "
+    "other requests of this team ended engines or workers often within an hour: look for those that "
+    "failed with engine_crashed or worker_lost, then send this one again.",
+    True,
+)
 INTERNAL_ERROR = Failure(
     FailureCode.INTERNAL_ERROR,
     "A bug in the service ended this result; its worker's log has the details. Send again once.",

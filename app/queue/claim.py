@@ -15,8 +15,6 @@ from app.queue.team_limits import RunningLimits, without_running_limits_sql
 
 # A result that was in flight at this many engine deaths runs alone from then on.
 SUSPECT_DEATHS = 2
-_LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 2.0, 600.0
-_OWN_PAUSES = 4
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,7 +73,7 @@ def may_claim_sql(model: str) -> str:
 def without_suspects_sql(model: str) -> str:
     """Condition: no suspect of a model runs, or has its turn. A probe: NOT EXISTS may read all of them.
 
-    While suspects pause (`pause_suspects`), the other results of their model have theirs.
+    While suspects pause (`suspects`), the other results of their model have theirs.
     """
     return f"""(
     SELECT s.id FROM results s WHERE s.model_name = {model}
@@ -180,28 +178,13 @@ AND EXISTS (SELECT FROM workers WHERE id = $1 AND dead_at IS NULL FOR KEY SHARE)
 """
 
 # By `started_at`: with `worker_id IS NULL`, the planner may look for suspects in all that waits.
-_SUSPECT_MODELS = f"""
-SELECT m.model_name FROM unnest($1::text[]) AS m(model_name)
-WHERE (
-  SELECT s.id FROM results s WHERE s.model_name = m.model_name
+_SUSPECTS_IN_TURN = f"""
+SELECT m.model_name, s.team_id FROM unnest($1::text[]) AS m(model_name)
+CROSS JOIN LATERAL (
+  SELECT s.team_id FROM results s WHERE s.model_name = m.model_name
     AND s.state = 'pending' AND s.engine_deaths >= {SUSPECT_DEATHS} AND s.started_at IS NULL
-  ORDER BY s.id LIMIT 1) IS NOT NULL
-"""
-
-# By `started_at`, see above. $3 seconds; $4 for the suspects of the team $2. No pause if nothing else waits.
-_PAUSE_SUSPECTS = f"""
-WITH picked AS MATERIALIZED (
-  SELECT id FROM results
-  WHERE model_name = $1 AND state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS} AND started_at IS NULL
-    AND (
-      SELECT o.id FROM results o
-      WHERE o.model_name = $1 AND o.state = 'pending' AND o.worker_id IS NULL AND o.engine_deaths < {SUSPECT_DEATHS}
-      ORDER BY o.priority DESC, o.fair_key, o.id LIMIT 1) IS NOT NULL
-  ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
-)
-UPDATE results r SET not_before = greatest(r.not_before, clock_timestamp()
-  + make_interval(secs => CASE WHEN r.team_id = $2 THEN $4::float8 ELSE $3::float8 END))
-WHERE r.id = ANY (ARRAY(SELECT id FROM picked))
+    AND (s.not_before IS NULL OR s.not_before <= now())
+  ORDER BY s.id LIMIT 1) s
 """
 
 _OWNED = """
@@ -244,9 +227,10 @@ async def claim_within_limits(
     return await _to_claims(connection, rows, continues=continues)
 
 
-async def suspect_models(connection: Connection, models: Sequence[str]) -> list[str]:
-    rows = await connection.fetch(_SUSPECT_MODELS, list(models))
-    return [row["model_name"] for row in rows]
+async def suspects_in_turn(connection: Connection, models: Sequence[str]) -> dict[str, str]:
+    """Return the models of which a suspect has its turn, with the team of the next one."""
+    rows = await connection.fetch(_SUSPECTS_IN_TURN, list(models))
+    return {row["model_name"]: row["team_id"] for row in rows}
 
 
 async def claim_suspect(
@@ -258,16 +242,6 @@ async def claim_suspect(
             return []
         rows = await connection.fetch(_CLAIM_SUSPECT, worker_id, model)
     return await _to_claims(connection, rows, continues=continues)
-
-
-async def pause_suspects(connection: Connection, model: str, team_id: str, seconds: float) -> None:
-    """Keep suspects waiting after one of the team ran alone for so long: others that wait have the model as long.
-
-    The team's own ones wait several times as long, so that many of them take no more of the model's time
-    than one.
-    """
-    pause = min(max(seconds, _LEAST_PAUSE_SECONDS), _MOST_PAUSE_SECONDS)
-    await connection.execute(_PAUSE_SUSPECTS, model, team_id, pause, _OWN_PAUSES * pause)
 
 
 async def owned_results(connection: Connection, worker_id: UUID) -> dict[UUID, tuple[int, bool]]:

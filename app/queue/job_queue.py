@@ -22,8 +22,7 @@ from app.queue.claim import (
     claim,
     claim_suspect,
     claim_within_limits,
-    pause_suspects,
-    suspect_models,
+    suspects_in_turn,
 )
 from app.queue.enqueue import (
     MAX_ENQUEUE,
@@ -36,6 +35,7 @@ from app.queue.finish import AttemptEnd, ResultWaiters
 from app.queue.live_text import Notification
 from app.queue.progress import Chunk, append_chunks, chunk_bytes
 from app.queue.result_size import UNBOUNDED
+from app.queue.suspects import pause_suspects
 from app.queue.table_statistics import analyze_growth
 from app.queue.team_limits import TeamLimits
 from app.queue.terminal_state import MAX_BATCH
@@ -149,10 +149,14 @@ class JobQueue:
             yield claims
             room -= sum(one.expected_bytes for one in claims)
 
+    async def suspects_in_turn(self, models: Sequence[str]) -> dict[str, str]:
+        """Return the models of which a suspect has its turn, with its team."""
+        return await self._database.run(lambda connection: suspects_in_turn(connection, models))
+
     async def claim_suspects(self, worker_id: UUID, models: Sequence[str]) -> list[Claim]:
-        waiting = await self._database.run(lambda connection: suspect_models(connection, models))
+        """Claim a suspect of each model, if nothing else of it runs."""
         claims: list[Claim] = []
-        for model in waiting:
+        for model in models:
             async with self._database.connection() as connection:
                 claims += await claim_suspect(
                     connection, worker_id, model, continues=self._continues
@@ -160,7 +164,7 @@ class JobQueue:
         return claims
 
     async def pause_suspects(self, model: str, team_id: str, seconds: float) -> None:
-        """Leave a model to its other results, after a suspect of the team ran alone for so long."""
+        """Leave a model to its other results, after a suspect of the team had it for so long."""
         await self._database.run(lambda one: pause_suspects(one, model, team_id, seconds))
 
     # --- running attempts -----------------------------------------------------------------------

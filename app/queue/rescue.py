@@ -8,6 +8,7 @@ from app.core.errors import WORKER_LOST
 from app.core.listener import ENDED, ENQUEUED
 from app.core.settings import Settings
 from app.queue.notifications import NOTIFY_DELIVERIES, notify_ids
+from app.queue.suspects import pause_suspects, running_suspects
 from app.queue.terminal_state import (
     JUDGE_UNCLAIMED,
     MAX_BATCH,
@@ -132,9 +133,14 @@ async def dead_owners(connection: Connection) -> list[UUID]:
 async def release_some(
     connection: Connection, worker_ids: Sequence[UUID], settings: Settings, *, counted: bool
 ) -> int:
+    """Release results of dead workers; how many. Suspects among them leave their models to others."""
     continues = settings.continue_lost_attempts, settings.continue_by_text
     arguments = worker_ids, counted, settings.max_attempts, *continues
-    count: int = await connection.fetchval(_RELEASE, *arguments)
+    async with connection.transaction():
+        ran_alone = await running_suspects(connection, worker_ids)
+        count: int = await connection.fetchval(_RELEASE, *arguments)
+        for model, team_id, seconds in ran_alone:
+            await pause_suspects(connection, model, team_id, seconds)
     return count
 
 

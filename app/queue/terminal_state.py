@@ -6,7 +6,14 @@
 
 from collections.abc import Callable
 
-from app.core.errors import CANCELLED, DEADLINE_EXCEEDED, ENGINE_CRASHED, WORKER_LOST, Failure
+from app.core.errors import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    ENGINE_CRASHED,
+    NOT_TRIED,
+    WORKER_LOST,
+    Failure,
+)
 from app.core.listener import ENDED, IDS_PER_NOTIFICATION
 from app.queue.notifications import NOTIFY_DELIVERIES, notify_ids
 from app.queue.virtual_time import first_key_sql
@@ -32,6 +39,7 @@ _FAILURES = {
     "expired": DEADLINE_EXCEEDED,
     "crashed": ENGINE_CRASHED,
     "worker_lost": WORKER_LOST,
+    "not_tried": NOT_TRIED,
 }
 
 

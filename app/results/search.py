@@ -92,6 +92,14 @@ class ResultSearch:
                     "model or by context, or add a rarer word.",
                     [FieldError("query.q", message)],
                 ) from error
+            except asyncpg.InternalServerError as error:
+                # PostgreSQL's own bound on operators that wait for their words; it does not translate the text.
+                if "tsquery stack" not in str(error):
+                    raise
+                message = "has too many operators in a row"
+                raise InvalidRequestError(
+                    f"q: {message}.", [FieldError("query.q", message)]
+                ) from error
 
         return await self._database.run(work)
 

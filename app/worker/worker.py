@@ -25,11 +25,15 @@ from app.results.streams.interest import StreamInterest
 from app.worker.attempt import Backend
 from app.worker.attempt_executor import AttemptExecutor
 from app.worker.lease import FencedError, Lease
+from app.worker.suspects import Suspects
 from app.worker.throughput import Throughput
 
 logger = logging.getLogger(__name__)
 
 _STOP_SECONDS = 5.0  # for the last writes after the grace period
+_AWAY_SECONDS = (
+    600.0  # that an engine which a suspect ended is waited for: others may have its model
+)
 
 
 class Worker:
@@ -59,8 +63,7 @@ class Worker:
         self._is_short = True  # whether slots, not the queue, were the limit of the last claim
         self._claim_room = 0  # bytes that the claim under way may still take
         self._suspects_at = 0.0  # the loop's time for looking at them
-        self._alone_since: dict[UUID, float] = {}  # the loop's time at which a suspect was claimed
-        self._ran_alone: list[tuple[str, str, float]] = []  # model, team, seconds
+        self._suspects = Suspects(queue, backend)
         listener.subscribe(ENQUEUED, lambda _: self._wake.set())
         listener.subscribe(CANCELLED, self._on_cancelled)
         listener.subscribe(ENDED, self._on_ended)
@@ -221,14 +224,8 @@ class Worker:
 
     async def _claim_suspects(self) -> None:
         with self._logged_if_transient():
-            while self._ran_alone:
-                await self._queue.pause_suspects(*self._ran_alone[-1])
-                self._ran_alone.pop()
-            if models := list(self._free_slots()):
-                claims = await self._queue.claim_suspects(self._lease.id, models)
-                now = asyncio.get_running_loop().time()
-                self._alone_since |= {claim.id: now for claim in claims}
-                self._start(claims)
+            await self._suspects.pause(self._attempts.running.values())
+            self._start(await self._suspects.claim(self._lease.id, self._free_slots()))
 
     @contextlib.contextmanager
     def _logged_if_transient(self) -> Iterator[None]:
@@ -246,9 +243,7 @@ class Worker:
     def _on_end(self, claim: Claim) -> None:
         """A slot is free: claim if that is what claims lacked."""
         if claim.is_suspect:  # the others of its model may run now, and then the next one
-            now = asyncio.get_running_loop().time()
-            seconds = now - self._alone_since.pop(claim.id, now)
-            self._ran_alone.append((claim.model_name, claim.team_id, seconds))
+            self._suspects.on_end(claim)
             self._suspects_at = 0.0
         if self._is_short or claim.is_suspect:
             self._wake.set()
@@ -262,6 +257,8 @@ class Worker:
 
     def _on_backend_change(self) -> None:
         """A model became ready, or ceased to be: claim, and report it with a heartbeat."""
+        if self._suspects.is_pause_due:  # the others come first where it is back
+            self._suspects_at = 0.0
         self._wake.set()
         if self._queue.dispatcher is self:
             self._lease.hurry()

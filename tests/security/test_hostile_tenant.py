@@ -19,5 +19,5 @@ async def test_a_polite_team_beside_a_hostile_one(
     options = Options("suite", 2, 10, attackers=6, scale=0.05, streams=100, requests=20)
     outcome = await run(tmp_path, postgres_server, database_name, triton, options)
     assert not outcome.faults, "\n".join(outcome.faults)
-    assert len(outcome.beside) >= 20
+    assert len(outcome.beside.whole) >= 20
     assert len(outcome.account.statuses) >= len(ATTACKS) // 4  # the others are on their way

@@ -42,15 +42,14 @@ async def run_killed(
     out: Path,
     *,
     at: Sequence[int],
-    url: str | None = None,
 ) -> list[dict[str, Any]]:
     """The lines of a program that maps `number` rows, `k0` and on, into a file.
 
     It is killed once the file has as many lines as each of `at`, with a torn line behind them, and at last
-    runs to its end: each row has one line. `url`: of a proxy before the service.
+    runs to its end: each row has one line.
     """
     environment = os.environ | {
-        "LLM_API_URL": url or url_of(service),
+        "LLM_API_URL": url_of(service),
         "PYTHONPATH": str(ROOT / "client"),
     }
 

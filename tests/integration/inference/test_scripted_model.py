@@ -96,6 +96,18 @@ async def test_ends_like_a_model(
     assert {response["finish_reason"][0] for response in responses[:-1]} <= {"None"}
 
 
+async def test_tokens_of_an_id_complete_no_character(
+    triton: EmbeddedTriton, script: ModuleType
+) -> None:
+    prompt, sampling = "x {{token=173 chunks=9}}", {"max_tokens": 3, "logprobs": 1}
+    responses = await collect(triton, ask("scripted", prompt, sampling, stream=True))
+    assert text(responses) == "\ufffd" * 3
+    assert [script.to_token_id(one) for one in script.write_script(prompt, sampling).chunks] == [
+        173
+    ] * 3
+    assert 173 in script.write_logprobs(script.write_script(prompt, sampling).chunks[0], 1)
+
+
 async def test_counts_and_whole_answers(triton: EmbeddedTriton) -> None:
     flags: dict[str, Any] = dict.fromkeys(RETURNS, True)
     sampling = {"max_tokens": 3, "logprobs": 1}

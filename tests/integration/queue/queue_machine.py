@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from uuid import UUID
 
+import pytest
 from hypothesis import note
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from app.core.database import is_transient
 from app.core.listener import ENDED
 from app.core.settings import Settings
+from app.queue import suspects
 from app.queue.claim import Claim, owned_results
 from app.queue.enqueue import NewResult
 from app.queue.finish import AttemptEnd, AttemptOutcome
@@ -32,7 +34,7 @@ from tests.integration.queue.queue_tables import (
     expected_others,
     to_grid,
 )
-from tests.integration.queue.result_model import ANY_FAULT, Modelled
+from tests.integration.queue.result_model import ANY_FAULT, PAUSE_SECONDS, Modelled
 from tests.machines import check_machine
 
 T = TypeVar("T")
@@ -53,7 +55,13 @@ class Bench:
 
 
 def run_machine(machine: type["QueueMachine"], settings: Settings, examples: int) -> None:
-    with asyncio.Runner() as runner, _bench(runner.get_loop(), settings) as bench:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        asyncio.Runner() as runner,
+        _bench(runner.get_loop(), settings) as bench,
+    ):
+        for bound in ("LEAST_PAUSE_SECONDS", "MOST_PAUSE_SECONDS"):
+            patch.setattr(suspects, bound, PAUSE_SECONDS)
         check_machine(lambda: machine(bench), examples=examples, steps=50)
 
 

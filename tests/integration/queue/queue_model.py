@@ -321,8 +321,13 @@ class QueueModel:
     def _release(self, workers: Sequence[UUID], cause: Cause = "worker_lost") -> int:
         found = [one for one in self.results.values() if one.is_running and one.worker in workers]
         heads = self._heads()
+        ran_alone = [one for one in found if one.is_suspect]
         for one in found:
             self._conclude(one, cause, self._stored_answer(one, cause), heads)
+        for one in ran_alone:
+            queued = self._queued(one.sent.model_name)
+            for other in queued if not all(other.is_suspect for other in queued) else ():
+                other.pause_if_suspect(one.sent.team_id, self.now)
         if found:
             self.events.add((ENQUEUED, ""))
         return len(found)

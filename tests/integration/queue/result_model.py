@@ -6,8 +6,10 @@ from uuid import UUID
 from app.queue.continuation import Resume
 from app.queue.enqueue import NewResult
 from app.queue.progress import Chunk
+from app.queue.suspects import OWN_PAUSES
 
 SUSPECT = 2
+PAUSE_SECONDS = 150.0  # of suspects, after one was released: its own time depends on the machine's
 _MAX_FRUITLESS = 2
 ANY_FAULT = "the text cannot be continued"
 
@@ -70,6 +72,12 @@ class Modelled:
     @property
     def is_suspect(self) -> bool:
         return self.state == "pending" and self.engine_deaths >= SUSPECT
+
+    def pause_if_suspect(self, team: str, now: float) -> None:
+        """Wait: a suspect of the team ran, and others wait for its model."""
+        if self.is_suspect:
+            seconds = PAUSE_SECONDS * (OWN_PAUSES if self.sent.team_id == team else 1)
+            self.not_before = max(self.not_before or 0.0, now + seconds)
 
     @property
     def place(self) -> tuple[int, float, UUID]:

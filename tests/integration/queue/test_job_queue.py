@@ -548,7 +548,9 @@ async def test_a_suspect_runs_alone(bench: Bench) -> None:
 
     assert await bench.claim(worker) == []  # nothing beside a suspect
     assert [claim.id for claim in await bench.claim(worker, model="n")] == [other]
+    assert await bench.queue.suspects_in_turn([MODEL, "n"]) == {MODEL: "default"}
     (claim,) = await bench.queue.claim_suspects(worker, [MODEL, "n"])
+    assert await bench.queue.suspects_in_turn([MODEL, "n"]) == {}
     assert (claim.id, claim.is_suspect, claim.attempt) == (suspect, True, 2)
     assert await bench.claim(worker) == []  # nor while it runs
     assert await bench.queue.claim_suspects(worker, [MODEL]) == []
@@ -637,6 +639,7 @@ async def test_suspects_of_other_models_or_pauses_are_left(bench: Bench) -> None
     assert await bench.queue.claim_suspects(worker, []) == []
     assert await bench.queue.claim_suspects(worker, ["n"]) == []
     await bench.connection.execute("UPDATE results SET not_before = now() + interval '1 h'")
+    assert await bench.queue.suspects_in_turn([MODEL]) == {}
     assert await bench.queue.claim_suspects(worker, [MODEL]) == []
 
 

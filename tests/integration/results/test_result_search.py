@@ -161,6 +161,18 @@ async def test_without_a_word_there_is_nothing_to_search_by(api: Service, q: str
     assert_problem(answer, 422, "invalid_request", "query.q")
 
 
+@pytest.mark.parametrize(
+    "query", ["-" * 499 + "a", "!--" * 50 + "a", "a -" * 150 + "a", '"-' * 240 + "a"]
+)
+async def test_operators_in_any_number_are_no_error_of_the_service(
+    api: Service, query: str
+) -> None:
+    """PostgreSQL has a bound on operators that wait for their words, and an internal error beyond it."""
+    answer = await api.client.get("/results/", params={"q": query})
+    if answer.status_code != 200:
+        assert_problem(answer, 422, "invalid_request", "query.q")
+
+
 async def test_words_are_bounded(api: Service) -> None:
     for q in ("x" * 501, "a\x00b"):
         answer = await api.client.get("/results/", params={"q": q})

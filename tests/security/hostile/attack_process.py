@@ -18,11 +18,15 @@ import uvloop
 
 from tests.security.hostile.attacker import Account, Attacker, Order
 from tests.security.hostile.connection_attacks import CONNECTIONS
+from tests.security.hostile.cost_attacks import COSTS, suspects
 from tests.security.hostile.image_attacks import images
 from tests.security.hostile.pooling_attacks import POOLING
 from tests.security.hostile.request_attacks import REQUESTS
 
-ATTACKS = (*REQUESTS, images, *POOLING, *CONNECTIONS)
+_ATTACKS = (*REQUESTS, images, *POOLING, *COSTS, *CONNECTIONS)
+# An attack that takes a model from all others for a share of its time is measured apart.
+SHARES = (suspects.__name__,)
+ATTACKS = tuple(one.__name__ for one in _ATTACKS if one.__name__ not in SHARES)
 _NICENESS = 10  # on the machine of the service, whose processes it must not slow by its own work
 
 
@@ -33,9 +37,9 @@ async def attack(order: Order) -> Account:
     async def be_one() -> None:
         while True:
             number = next(numbers)
-            attacks = list(ATTACKS)
-            random.Random(f"{order.seed}:{number // len(ATTACKS)}").shuffle(attacks)  # noqa: S311
-            chosen = attacks[number % len(ATTACKS)]
+            attacks = [one for one in _ATTACKS if one.__name__ in order.attacks]
+            random.Random(f"{order.seed}:{number // len(attacks)}").shuffle(attacks)  # noqa: S311
+            chosen = attacks[number % len(attacks)]
             chance = random.Random(f"{order.seed}:{number}")  # noqa: S311 # no secret
             attacker = Attacker(order, account, chosen.__name__, chance)
             with attacker.held:

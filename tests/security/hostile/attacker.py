@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -20,14 +21,29 @@ _OVERLOADED_BY_MESSAGES = 529  # of Anthropic's API
 
 @dataclass
 class Account:
-    """Numbers of responses by attack and status, and faults: statuses and texts that must not be."""
+    """Numbers of responses by attack and status, and faults: statuses and texts that must not be.
+
+    `slowest`: seconds of a response, by attack.
+    """
 
     statuses: dict[str, dict[str, int]] = field(default_factory=dict)
+    slowest: dict[str, float] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
     def count(self, attack: str, status: str) -> None:
         counts = self.statuses.setdefault(attack, {})
         counts[status] = counts.get(status, 0) + 1
+
+    def time(self, attack: str, seconds: float) -> None:
+        self.slowest[attack] = max(seconds, self.slowest.get(attack, 0.0))
+
+    def add(self, other: "Account") -> None:
+        for attack, counts in other.statuses.items():
+            known = self.statuses.setdefault(attack, {})
+            for status, count in counts.items():
+                known[status] = known.get(status, 0) + count
+            self.time(attack, other.slowest.get(attack, 0.0))
+        self.faults += other.faults
 
     @property
     def requests(self) -> int:
@@ -43,11 +59,12 @@ class Order:
     service accepts.
     """
 
+    attacks: Sequence[str]  # names
     seed: str
     attackers: int  # attacks at a time
     scale: float
     streams: int
-    port: int
+    ports: Sequence[int]  # of the APIs
     token: str
     webhook_url: str
     secret: str
@@ -65,6 +82,11 @@ class Attacker:
         self.held = contextlib.ExitStack()  # connections, closed when the attack ends
         self.headers = {"Authorization": f"Bearer {target.token}"}
 
+    @property
+    def port(self) -> int:
+        """An API, as a proxy chooses one."""
+        return self.chance.choice(self.target.ports)
+
     def size(self, most: int) -> int:
         """A size up to the scaled maximum; often the maximum itself."""
         scaled = max(1, int(most * self.target.scale))
@@ -74,12 +96,14 @@ class Attacker:
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> Any:
         """Send a request; its JSON, or None if it is refused, broken off or not JSON."""
+        began = time.monotonic()
         try:
             async with ask(
-                self.target.port, method, path, body, self.headers | dict(headers or {})
+                self.port, method, path, body, self.headers | dict(headers or {})
             ) as reply:
                 self.check_head(reply, path)
                 content = b"" if reply.status == HTTPStatus.NO_CONTENT else await reply.read()
+            self.account.time(self.name, time.monotonic() - began)
         except OSError:
             self.count("broken connection")
             return None

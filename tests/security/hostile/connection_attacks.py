@@ -30,7 +30,7 @@ async def _connect(attacker: Attacker, content: bytes) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
     connection.setblocking(False)
     try:
-        await loop.sock_connect(connection, ("127.0.0.1", attacker.target.port))
+        await loop.sock_connect(connection, ("127.0.0.1", attacker.port))
         await loop.sock_sendall(connection, content)
     except BaseException as error:
         connection.close()

@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +18,49 @@ _ADDRESS = "127.0.0.2"  # its own, as a client's is
 
 
 @dataclass
+class Times:
+    """Seconds of requests: until a result is accepted, and until a client has all that it asked for."""
+
+    submits: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
+
+    def worst_ratio(self, alone: "Times") -> float:
+        """The 99th percentiles, of those alone; the larger one."""
+        pairs = (self.submits, alone.submits), (self.whole, alone.whole)
+        return max(
+            percentile(mine, 99) / percentile(other, 99) if mine and other else float("inf")
+            for mine, other in pairs
+        )
+
+    def __str__(self) -> str:
+        if not self.submits:
+            return "no request"
+        shown = (
+            f"{name} p50 {percentile(seconds, 50) * 1000:.0f} ms, p99 {percentile(seconds, 99) * 1000:.0f} ms"
+            for name, seconds in (("accepted:", self.submits), ("whole:", self.whole))
+        )
+        return f"{len(self.whole)} requests; {'; '.join(shown)}"
+
+
+def percentile(seconds: list[float], percent: int) -> float:
+    ordered = sorted(seconds)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
+
+@dataclass
 class Polite:
     """Requests, their times by phase, and all that went wrong."""
 
-    port: int
+    ports: Sequence[int]  # of the APIs: requests go to one after the other
     token: str
     secret: str
     foreign: bytes  # a text that only the hostile team's rows have
-    seconds: list[float] = field(default_factory=list)  # of this phase
+    times: Times = field(default_factory=Times)  # of this phase
     texts: dict[tuple[str, int], str] = field(default_factory=dict)
     ids: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     is_over: bool = False
+    calls: int = 0
 
     async def send(self, clients: int) -> None:
         """Have so many clients send one request after another until `is_over`."""
@@ -49,7 +81,7 @@ class Polite:
             except (OSError, NoAnswerError, AssertionError, LookupError, ValueError) as error:
                 self.faults.append(f"{kind}: {type(error).__name__}: {error}"[:500])
             else:
-                self.seconds.append(loop.time() - begun)
+                self.times.whole.append(loop.time() - begun)
                 if (known := self.texts.setdefault((kind, prompt), text)) != text:
                     self.faults.append(f"{kind}: {text[:200]!r}, and {known[:200]!r} before")
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -58,7 +90,9 @@ class Polite:
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> bytes:
         sent = {"Authorization": f"Bearer {self.token}"} | dict(headers or {})
-        async with ask(self.port, method, path, body, sent, source=_ADDRESS) as reply:
+        self.calls += 1
+        port = self.ports[self.calls % len(self.ports)]
+        async with ask(port, method, path, body, sent, source=_ADDRESS) as reply:
             content = await reply.read()
             assert reply.status < 300, (path, reply.status, content[:300])
         assert self.foreign not in content, f"{path}: text of the other team"
@@ -67,19 +101,25 @@ class Polite:
     async def ask(self, path: str, body: object, **headers: str) -> Any:
         return json.loads(await self.call("POST", path, body, headers))
 
+    async def submit(self, prompt: str) -> str:
+        """Have a result accepted; its id."""
+        began = time.monotonic()
+        accepted = await self.ask("/results/", _native(prompt))
+        self.times.submits.append(time.monotonic() - began)
+        self.ids.append(accepted["id"])
+        return str(accepted["id"])
+
 
 async def native(polite: Polite, prompt: str) -> str:
-    accepted = await polite.ask("/results/", _native(prompt))
-    polite.ids.append(accepted["id"])
-    result = json.loads(await polite.call("GET", f"/results/{accepted['id']}?wait=50"))
+    accepted = await polite.submit(prompt)
+    result = json.loads(await polite.call("GET", f"/results/{accepted}?wait=50"))
     assert result["state"] == "completed", result
     return str(result["result"])
 
 
 async def streamed(polite: Polite, prompt: str) -> str:
-    accepted = await polite.ask("/results/", _native(prompt))
-    polite.ids.append(accepted["id"])
-    events = (await polite.call("GET", f"/results/{accepted['id']}/stream")).decode()
+    accepted = await polite.submit(prompt)
+    events = (await polite.call("GET", f"/results/{accepted}/stream")).decode()
     assert events, "an empty stream"
     result = json.loads(events.strip().splitlines()[-1].removeprefix("data:"))
     assert result["state"] == "completed", events

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import orjson
@@ -21,9 +21,10 @@ from tests.integration.support import until
 from tests.integration.webhook_receiver import receiving, silence
 from tests.pooling_models import pooling_entries
 from tests.postgres import PostgresServer
+from tests.security.hostile.attack_process import ATTACKS, SHARES
 from tests.security.hostile.attacker import MODEL, Account, Order
 from tests.security.hostile.memory_limit import limited, resident_bytes
-from tests.security.hostile.polite import Polite
+from tests.security.hostile.polite import Polite, Times
 
 HOSTILE, POLITE = "hostile", "polite"
 _CLIENTS = 4  # of the polite team
@@ -36,7 +37,20 @@ _SETTINGS = {
     "LLM_POLL_SECONDS": "1",
     "LLM_FLUSH_SECONDS": "0.5",
     "LLM_TRITON_REFRESH_SECONDS": "2",
+    # A team can fill it in a minute: half of it may be its own.
+    "LLM_MAX_QUEUED": "20000",
+    # As docs/limits.md advises for teams that do not trust each other.
+    "LLM_TEAM_MAX_RUNNING": "128",
 }
+_APIS = ("api", "other")
+_MAX_UNCOUNTED_SECONDS = (
+    20.0  # from the end of a result of the polite team to its place in the totals
+)
+# Seconds that the longest of them has waited. Places above 0: see `app/results/word_indexer.py`.
+_UNCOUNTED = """
+SELECT coalesce(extract(epoch FROM clock_timestamp() - min(r.finished_at)), 0)::float8 AS seconds
+FROM undigested_results u JOIN results r ON r.id = u.result_id WHERE u.place > 0 AND r.team_id = $1
+"""
 
 _TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}> {% if message.content is string %}"
@@ -58,14 +72,18 @@ class Options:
     streams: int
     memory_bytes: int | None = None  # of the API, and of the worker
     settings: Mapping[str, str] = field(default_factory=dict)  # further ones, by variable
+    attacks: Sequence[str] = ATTACKS
     requests: int = 0  # of the polite team beside the hostile one, at least: it lasts until then
 
 
 @dataclass
 class Outcome:
     options: Options
-    alone: list[float] = field(default_factory=list)
-    beside: list[float] = field(default_factory=list)
+    alone: Times = field(default_factory=Times)
+    beside: Times = field(default_factory=Times)
+    beside_one: Times = field(default_factory=Times)  # with one API process
+    beside_suspects: Times = field(default_factory=Times)
+    uncounted_seconds: float = 0.0  # longest of a polite result, until the totals have it
     polite: list[str] = field(default_factory=list)  # faults
     lost: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)  # processes
@@ -75,7 +93,10 @@ class Outcome:
 
     @property
     def faults(self) -> list[str]:
-        return [*self.polite, *self.lost, *self.ended, *self.account.faults]
+        found = [*self.polite, *self.lost, *self.ended, *self.account.faults]
+        if self.uncounted_seconds > _MAX_UNCOUNTED_SECONDS:
+            found.append(f"a polite result was counted after {self.uncounted_seconds:.0f} s")
+        return found
 
 
 async def run(
@@ -86,7 +107,7 @@ async def run(
     options: Options,
     log: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
-    """Measure the polite team alone, then beside the hostile one."""
+    """Measure the polite team alone, beside the hostile one, with one API process, and beside suspects."""
     outcome = Outcome(options)
     keys = await _make_keys(postgres, database)
     settings = _SETTINGS | {"LLM_MODEL_REPOSITORY": str(_make_repository(directory))}
@@ -96,39 +117,42 @@ async def run(
         open_stack(directory, postgres, database, triton, **settings) as stack,
     ):
         silent.respond = silence
+        await stack.start_api(_APIS[1])
         await stack.start_worker("alice")
         canary = secrets.token_hex(8)
-        polite = Polite(stack.ports["api"], keys[POLITE], canary, b"hostile ")
+        ports = [stack.ports[name] for name in _APIS]
+        polite = Polite(ports, keys[POLITE], canary, b"hostile ")
+        order = Order(
+            options.attacks, options.seed, options.attackers, options.scale, options.streams, ports,
+            keys[HOSTILE], silent.url, canary, polite.ids,
+        )  # fmt: skip
         with _watched(stack, outcome):
             async with _sending(polite):
                 await asyncio.sleep(options.alone_seconds)  # the duration that is measured
-            outcome.alone, polite.seconds = polite.seconds, []
-            log(f"alone: {summary(outcome.alone)}")
-            order = Order(
-                options.seed, options.attackers, options.scale, options.streams, stack.ports["api"],
-                keys[HOSTILE], silent.url, canary, polite.ids,
-            )  # fmt: skip
-            async with _sending(polite), _attacking(order, outcome.account):
+            outcome.alone, polite.times = polite.times, Times()
+            log(f"alone: {outcome.alone}")
+            async with (
+                _sending(polite),
+                _counted(stack, outcome),
+                _attacking(order, outcome.account),
+            ):
                 await asyncio.sleep(options.seconds)  # the attack's duration
-                await until(lambda: asyncio.sleep(0, len(polite.seconds) >= options.requests), 200)
-            outcome.beside, outcome.polite = polite.seconds, polite.faults
+                await until(
+                    lambda: asyncio.sleep(0, len(polite.times.whole) >= options.requests), 200
+                )
+            outcome.beside, polite.times = polite.times, Times()
+            log(f"beside, two API processes: {outcome.beside}")
+            polite.ports = order.ports[:1]
+            order = replace(order, ports=polite.ports, seed=f"{options.seed} one")
+            async with _sending(polite), _attacking(order, outcome.account):
+                await asyncio.sleep(options.alone_seconds)  # the attack's duration
+            outcome.beside_one, polite.times, polite.ports = polite.times, Times(), ports
+            order = replace(order, attacks=SHARES, attackers=1, ports=ports)
+            async with _sending(polite), _attacking(order, outcome.account):
+                await asyncio.sleep(options.alone_seconds)  # the attack's duration
+            outcome.beside_suspects, outcome.polite = polite.times, polite.faults
         outcome.lost = await _lost(stack, polite.ids)
     return outcome
-
-
-def summary(seconds: list[float]) -> str:
-    """Number and percentiles of times."""
-    if not seconds:
-        return "no request"
-    return (
-        f"{len(seconds)} requests, p50 {percentile(seconds, 50) * 1000:.0f} ms, "
-        f"p99 {percentile(seconds, 99) * 1000:.0f} ms"
-    )
-
-
-def percentile(seconds: list[float], percent: int) -> float:
-    ordered = sorted(seconds)
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
 def _make_repository(directory: Path) -> Path:
@@ -180,6 +204,24 @@ async def _sending(polite: Polite) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
+async def _counted(stack: Stack, outcome: Outcome) -> AsyncIterator[None]:
+    """Look again and again for how long the polite team's results wait for their place in the totals."""
+
+    async def look() -> None:
+        while True:
+            (row,) = await stack.fetch(_UNCOUNTED, POLITE)
+            outcome.uncounted_seconds = max(outcome.uncounted_seconds, row["seconds"])
+            await asyncio.sleep(1)  # between two looks
+
+    looking = asyncio.create_task(look())
+    yield
+    looking.cancel()
+    for end in await asyncio.gather(looking, return_exceptions=True):
+        if isinstance(end, Exception):
+            raise end
+
+
+@contextlib.asynccontextmanager
 async def _attacking(order: Order, account: Account) -> AsyncIterator[None]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.security.hostile.attack_process", cwd=ROOT,
@@ -192,8 +234,7 @@ async def _attacking(order: Order, account: Account) -> AsyncIterator[None]:
     finally:
         process.stdin.close()
         output, _ = await process.communicate()
-    found = Account(**orjson.loads(output))
-    account.statuses, account.faults = found.statuses, found.faults
+    account.add(Account(**orjson.loads(output)))
 
 
 async def _lost(stack: Stack, ids: list[str]) -> list[str]:

@@ -281,6 +281,76 @@ def test_each_end_of_a_suspect_leaves_the_model_to_others_for_as_long_as_it_ran(
     run(work)
 
 
+def test_the_time_of_an_engine_that_a_suspect_ended_counts() -> None:
+    """Until the model is back the pause begins again and again, and grows: the others had nothing of it."""
+
+    async def work(service: Service) -> None:
+        service.suspects = [replace(claim_of(), is_suspect=True, team_id="t")]
+        async with service.working():
+            service.slots = {}
+            await asyncio.sleep(200)
+            assert service.pauses == [(at, "m", "t", at) for at in (10, 70, 130, 190)]
+            service.slots = {"m": 2}
+            service.on_backend_change()
+            await asyncio.sleep(100)
+            assert service.pauses[4:] == [(201, "m", "t", 201)]
+
+    run(work)
+
+
+def test_an_engine_that_does_not_come_back_keeps_suspects_from_others_for_a_while() -> None:
+    async def work(service: Service) -> None:
+        service.suspects = [replace(claim_of(), is_suspect=True, team_id="t")]
+        async with service.working():
+            service.slots = {}
+            await asyncio.sleep(3_000)
+            assert [at for at, *_ in service.pauses] == list(range(10, 611, 60))
+
+    run(work)
+
+
+def test_a_suspect_waits_for_the_end_of_others_for_a_while_only() -> None:
+    """No other result begins meanwhile; a single long one must not keep them all waiting."""
+
+    async def work(service: Service) -> None:
+        service.suspects = [replace(claim_of(), is_suspect=True, team_id="t")]
+        service.is_never_empty = True
+        async with service.working():
+            await asyncio.sleep(2_500)
+            # At each poll; each wait is twice as long, if the polls allow it, and is counted from its begin.
+            assert service.pauses[:3] == [
+                (60, "m", "t", 60),
+                (180, "m", "t", 60),
+                (300, "m", "t", 60),
+            ]
+            assert service.pauses[-2:] == [(1_800, "m", "t", 600), (2_460, "m", "t", 600)]
+            service.is_never_empty = False
+            await asyncio.sleep(100)  # it runs: a new wait begins short
+            service.suspects = [replace(claim_of(), is_suspect=True, team_id="t")]
+            service.is_never_empty = True
+            known = len(service.pauses)
+            await asyncio.sleep(300)
+            assert service.pauses[known][3] == 60
+
+    run(work)
+
+
+def test_a_model_that_is_full_again_is_back() -> None:
+    async def work(service: Service) -> None:
+        service.slots = {"m": 1}
+        service.suspects = [replace(claim_of(), is_suspect=True, team_id="t")]
+        async with service.working():
+            service.slots = {"m": 0}
+            await asyncio.sleep(5)
+            begun = [claim_of()]
+            service.worker.begin(begun)
+            service.worker.confirm(service.worker.worker_id, begun)
+            await asyncio.sleep(100)
+            assert service.pauses == [(10, "m", "t", 10)]
+
+    run(work)
+
+
 def test_suspects_are_left_to_workers_with_a_free_slot() -> None:
     async def work(service: Service) -> None:
         service.slots = {"m": 0}

@@ -66,6 +66,7 @@ class Service(Desk):
         self.suspects: list[Claim] = []
         self.asked: list[tuple[float, dict[str, int]]] = []
         self.asked_suspects: list[float] = []
+        self.is_never_empty = False  # the model, of other results
         self.pauses: list[tuple[float, str, str, float]] = []
         self.retired: list[UUID] = []
         self.registered: list[UUID] = []
@@ -138,9 +139,15 @@ class Service(Desk):
                     room -= one.expected_bytes
             yield taken
 
-    async def claim_suspects(self, _worker_id: UUID, models: Sequence[str]) -> list[Claim]:
+    async def suspects_in_turn(self, models: Sequence[str]) -> dict[str, str]:
         assert models
         self.asked_suspects.append(self.now())
+        return {one.model_name: one.team_id for one in self.suspects[:1]}
+
+    async def claim_suspects(self, _worker_id: UUID, models: Sequence[str]) -> list[Claim]:
+        assert models == ["m"]
+        if self.is_never_empty:
+            return []
         found, self.suspects = self.suspects[:1], self.suspects[1:]
         return found
 

@@ -23,6 +23,7 @@ from app.queue.idempotency import IdempotencyKeys, NewKey
 from app.queue.job_queue import JobQueue
 from app.queue.position import QueuePositions
 from app.queue.progress import Chunk
+from app.queue.suspects import end_suspects
 from app.queue.team_limits import RunningLimits
 from app.results.indexer import ResultIndexer
 from app.results.retention.retention import Retention
@@ -142,12 +143,18 @@ async def _claim_within_limits(queue: Queue) -> None:
 
 
 async def _claim_suspects(queue: Queue) -> None:
-    await queue.jobs.claim_suspects(queue.ids.worker, [*MODELS, SUSPECTED])
+    in_turn = await queue.jobs.suspects_in_turn([*MODELS, SUSPECTED])
+    await queue.jobs.claim_suspects(queue.ids.worker, list(in_turn))
 
 
 async def _pause_suspects(queue: Queue) -> None:
     for model in (*MODELS, SUSPECTED):
         await queue.jobs.pause_suspects(model, TEAM, 1.0)
+
+
+async def _end_suspects(queue: Queue) -> None:
+    async with queue.database.connection() as connection:
+        await end_suspects(connection, SUSPECTED, TEAM)
 
 
 async def _append(queue: Queue) -> None:
@@ -306,6 +313,7 @@ HOT_STATEMENTS: Sequence[HotStatement] = (
     HotStatement("claim within limits", _claim_within_limits, 2_700, 6_000),
     HotStatement("claim suspects", _claim_suspects, 150, 3_000),
     HotStatement("pause suspects", _pause_suspects, 150, 3_000),
+    HotStatement("end suspects", _end_suspects, 1_500, 3_000),
     HotStatement("append", _append, 150, 1_000),
     HotStatement("end", _end(COMPLETED), 1_000, 3_000),
     HotStatement("end and read", _end(COMPLETED, reads=True), 1_000, 3_000),

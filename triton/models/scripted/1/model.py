@@ -15,6 +15,8 @@ One directive anywhere in the prompt changes the script, for tests and demonstra
                       max_tokens cuts it earlier). Ignored under ignore_eos.
     text=WORDS ...    send this, a word per chunk, instead of invented words; takes the rest of the
                       directive. Ends by itself like chunks.
+    token=ID          each token has this id, and U+FFFD as its text: a part of a character that no other
+                      token completes
     delay_ms=X        wait X milliseconds before the first chunk; the others follow at multiples of X
                       milliseconds, so that scripts with this delay advance in steps, as in an engine
     first_delay_ms=X  wait X milliseconds more before the first one

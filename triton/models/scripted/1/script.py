@@ -22,6 +22,17 @@ class RefusedError(ValueError):
     """The request itself is wrong; the message names what."""
 
 
+class Token(str):
+    """Text of a token whose id a directive sets; the ids of others are made of their texts."""
+
+    token_id: int
+
+    def __new__(cls, text: str, token_id: int) -> "Token":
+        token = super().__new__(cls, text)
+        token.token_id = token_id
+        return token
+
+
 @dataclass(slots=True)
 class Script:
     """Output of one request."""
@@ -101,6 +112,8 @@ def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
     chunks = [word if index == 0 else " " + word for index, word in enumerate(words)]
     if "nul" in directive and chunks:
         chunks[0] = "\0" + chunks[0]
+    if "token" in directive:
+        chunks = [Token("\ufffd", directive["token"])] * length
     script = Script(chunks, finish_reason)
     script.delay = directive.get("delay_ms", 0.0) / 1000
     script.first_delay = directive.get("first_delay_ms", 0.0) / 1000
@@ -139,7 +152,7 @@ def read_directive(prompt: str) -> dict[str, Any]:
             directive[key] = True
         elif key in ("delay_ms", "first_delay_ms"):
             directive[key] = float_at_least_zero(key, value)
-        elif key in ("chunks", "fail_at", "lost_at", "crash_at", "hang_at"):
+        elif key in ("chunks", "token", "fail_at", "lost_at", "crash_at", "hang_at"):
             directive[key] = whole_number(key, value, least=0)
         else:
             raise RefusedError(f"the directive has no {word!r}")
@@ -184,13 +197,15 @@ def digest_of(chunk: str) -> bytes:
 
 
 def to_token_id(chunk: str) -> int:
+    if isinstance(chunk, Token):
+        return chunk.token_id
     return int.from_bytes(digest_of(chunk)[:3], "big")
 
 
 def write_logprobs(chunk: str, wanted: int) -> dict[int, dict[str, Any]]:
     """A chunk's entry in vLLM's format: the chosen token first, then the `wanted` likeliest."""
     digest = digest_of(chunk)
-    chosen = int.from_bytes(digest[:3], "big")
+    chosen = to_token_id(chunk)
     rank = 1 + digest[3] % 2
     # -0.25 and less, so that texts differ in their sum.
     entries = {
