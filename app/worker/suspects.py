@@ -14,9 +14,7 @@ from app.queue.claim import Claim
 from app.queue.job_queue import JobQueue
 from app.worker.attempt import Attempt, Backend
 
-_AWAY_SECONDS = (
-    600.0  # that an engine which a suspect ended is waited for: others may have its model
-)
+_AWAY_SECONDS = 600.0  # that an engine which a suspect ended is waited for
 # That a suspect waits for the end of results that run, while no other begins; doubles each time.
 _FIRST_WAIT_SECONDS, _MOST_WAIT_SECONDS = 10.0, 600.0
 

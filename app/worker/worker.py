@@ -31,9 +31,6 @@ from app.worker.throughput import Throughput
 logger = logging.getLogger(__name__)
 
 _STOP_SECONDS = 5.0  # for the last writes after the grace period
-_AWAY_SECONDS = (
-    600.0  # that an engine which a suspect ended is waited for: others may have its model
-)
 
 
 class Worker:
