@@ -85,7 +85,7 @@ start() {
     wait_for_start
 }
 
-# Whether a process has a child; also where the kernel does not tell.
+# Whether a process has a child; true where the kernel has no list of them.
 has_started() {
     children=/proc/$1/task/$1/children
     [ ! -r "$children" ] || [ -n "$(cat "$children")" ]
