@@ -1,6 +1,7 @@
 """Files of answers: continued behind the last whole line, never another job's."""
 
 import contextlib
+import json
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,15 @@ def test_a_file_continues_behind_its_last_whole_line(tmp_path: Path, text: str) 
         file.write(b'{"key": "k3", "text": "' + b"torn" * 30_000)
     assert written(path, answer(3)) == 2
     assert [line.split(b'"')[3] for line in path.read_bytes().splitlines()] == [b"k1", b"k2", b"k3"]
+
+
+def test_a_row_is_one_line_for_each_reader(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    text = "one\x85two\u2028three\u2029four é"
+    written(path, answer(1, text), failed_row(text, "model_error", text))
+    for file, member in ((path, "text"), (Path(f"{path}.failed.jsonl"), "key")):
+        (line,) = file.read_text(encoding="utf-8").splitlines()
+        assert json.loads(line)[member] == text
 
 
 def test_a_file_with_a_torn_line_only(tmp_path: Path) -> None:

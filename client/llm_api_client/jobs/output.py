@@ -16,6 +16,7 @@ from llm_api_client.errors import ConfigurationError, LLMAPIError
 from llm_api_client.jobs.files import FileLock, replace, sync_names
 from llm_api_client.jobs.parquet import parquet_library, write_parquet
 from llm_api_client.jobs.records import Row
+from llm_api_client.json_lines import to_line
 from llm_api_client.schemas import ResultError
 
 _BLOCK_BYTES = 1 << 16
@@ -83,7 +84,6 @@ class AnswerFile:
         self.lines = self._beside(".jsonl") if self.is_parquet else self.path
         self.failures = self._beside(".failed.jsonl")
         self._lock = FileLock(self._beside(".lock"))
-        self._encode = msgspec.json.Encoder().encode
         self._files: tuple[BinaryIO, BinaryIO] | None = None
 
     def _beside(self, suffix: str) -> Path:
@@ -144,7 +144,7 @@ class AnswerFile:
             for file, has_failed in ((failures, True), (answers, False)):
                 lines = [line_of(row) for row in rows if (row.error is not None) is has_failed]
                 if lines:
-                    file.writelines(self._encode(line) + b"\n" for line in lines)
+                    file.writelines(to_line(line) for line in lines)
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
