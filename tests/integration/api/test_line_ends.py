@@ -1,24 +1,13 @@
 """Line ends of Unicode in texts: streams and files of lines have them as escapes, in every dialect."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
-from app.cli.up.triton import EmbeddedTriton
 from tests.conftest import Service
-from tests.integration.support import (
-    CHAT_TEMPLATE,
-    finish,
-    fresh_database,
-    serve,
-    until,
-    write_model,
-)
-from tests.postgres import PostgresServer
+from tests.integration.support import finish, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -39,22 +28,6 @@ STREAMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(
-    postgres_server: PostgresServer,
-    template: str,
-    triton: EmbeddedTriton,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[Service]:
-    repository = tmp_path_factory.mktemp("repository")
-    write_model(repository, "scripted", template=CHAT_TEMPLATE)
-    async with (
-        fresh_database(postgres_server, template, triton, model_repository=repository) as settings,
-        serve(settings, with_worker=True) as service,
-    ):
-        yield service
-
-
 def assert_whole(answer: httpx.Response) -> None:
     """A reader that ends lines as Python does reads the same as one that ends them at line feeds."""
     assert answer.status_code == 200, answer.text
@@ -67,39 +40,39 @@ def assert_whole(answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("path", STREAMS)
-async def test_frames_have_one_line_for_each_reader(served: Service, path: str) -> None:
+async def test_frames_have_one_line_for_each_reader(chat_service: Service, path: str) -> None:
     headers = {"accept": "text/event-stream"}
-    answer = await served.client.post(path, json=STREAMS[path], headers=headers)
+    answer = await chat_service.client.post(path, json=STREAMS[path], headers=headers)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert_whole(answer)
 
 
-async def test_raw_text_is_as_it_is(served: Service) -> None:
+async def test_raw_text_is_as_it_is(chat_service: Service) -> None:
     body = {"text": PROMPT, "max_tokens": "8"}
-    answer = await served.client.post("/inference/scripted", json=body)
+    answer = await chat_service.client.post("/inference/scripted", json=body)
     assert answer.text.endswith(TEXT)
 
 
-async def test_an_export_has_one_line_for_each_result(served: Service) -> None:
-    assert (await finish(served, PROMPT, metadata={"k": TEXT}))["result"] == TEXT
-    answer = await served.client.get("/results/export", params={"limit": 1})
+async def test_an_export_has_one_line_for_each_result(chat_service: Service) -> None:
+    assert (await finish(chat_service, PROMPT, metadata={"k": TEXT}))["result"] == TEXT
+    answer = await chat_service.client.get("/results/export", params={"limit": 1})
     assert_whole(answer)
     (line,) = answer.content.decode().splitlines()
     found = json.loads(line)
     assert (found["content"], found["metadata"]) == (PROMPT, {"k": TEXT})
 
 
-async def _ended(served: Service, path: str, member: str, ends: set[str]) -> dict[str, Any]:
+async def _ended(chat_service: Service, path: str, member: str, ends: set[str]) -> dict[str, Any]:
     async def has_ended() -> dict[str, Any] | None:
-        found: dict[str, Any] = (await served.client.get(path)).json()
+        found: dict[str, Any] = (await chat_service.client.get(path)).json()
         return found if found[member] in ends else None
 
     found: dict[str, Any] = await until(has_ended)
     return found
 
 
-async def test_a_file_of_a_batch_has_one_line_for_each_request(served: Service) -> None:
-    client = served.client
+async def test_a_file_of_a_batch_has_one_line_for_each_request(chat_service: Service) -> None:
+    client = chat_service.client
     line = {
         "custom_id": TEXT,
         "method": "POST",
@@ -120,7 +93,7 @@ async def test_a_file_of_a_batch_has_one_line_for_each_request(served: Service) 
         },
     )
     path = f"/v1/batches/{created.json()['id']}"
-    batch = await _ended(served, path, "status", {"completed", "failed"})
+    batch = await _ended(chat_service, path, "status", {"completed", "failed"})
     for kind, custom_id in (("output", TEXT), ("error", f"{TEXT}2")):
         answer = await client.get(f"/v1/files/{batch[f'{kind}_file_id']}/content")
         assert_whole(answer)
@@ -128,13 +101,13 @@ async def test_a_file_of_a_batch_has_one_line_for_each_request(served: Service) 
         assert json.loads(one)["custom_id"] == custom_id
 
 
-async def test_results_of_a_batch_of_messages_have_one_line_each(served: Service) -> None:
-    created = await served.client.post(
+async def test_results_of_a_batch_of_messages_have_one_line_each(chat_service: Service) -> None:
+    created = await chat_service.client.post(
         "/v1/messages/batches", json={"requests": [{"custom_id": "a", "params": CHAT}]}
     )
     path = f"/v1/messages/batches/{created.json()['id']}"
-    await _ended(served, path, "processing_status", {"ended"})
-    answer = await served.client.get(f"{path}/results")
+    await _ended(chat_service, path, "processing_status", {"ended"})
+    answer = await chat_service.client.get(f"{path}/results")
     assert_whole(answer)
     message = json.loads(answer.text)["result"]["message"]
     assert message["content"][0]["text"] == TEXT
