@@ -85,6 +85,18 @@ def test_failures_leave_when_they_have_an_answer(tmp_path: Path) -> None:
     assert '"k3"' in failed[0]
 
 
+def test_a_second_row_under_a_key_stays_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    second, third = (failed_row("k1", "duplicate_key", f"row {row}") for row in (2, 3))
+    written(path, second, third, answer(1))
+    file = AnswerFile(path)
+    file.open("j")
+    file.write([second, third])  # of another run
+    file.finish()
+    lines = Path(f"{path}.failed.jsonl").read_text().splitlines()
+    assert [json.loads(line)["error"]["message"] for line in lines] == ["row 2", "row 3"]
+
+
 def test_a_parquet_file(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     written(path, answer(1), failure("x"))

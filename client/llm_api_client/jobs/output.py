@@ -42,10 +42,20 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     scores: list[float] | None = None
 
 
+class _Code(msgspec.Struct):
+    code: str
+
+
 class _Keyed(msgspec.Struct):
-    """The key of a line; its vector is not read."""
+    """The key of a line, and its error; its vector is not read."""
 
     key: str
+    error: _Code | None = None
+
+    @property
+    def is_repeated(self) -> bool:
+        """True for a row whose key is another row's: an answer under the key is not its own."""
+        return self.error is not None and self.error.code == "duplicate_key"
 
 
 class _Owner(msgspec.Struct):
@@ -164,9 +174,10 @@ class AnswerFile:
             self.close()
 
     def _drop_answered(self) -> None:
-        last = {
-            msgspec.json.decode(line, type=_Keyed).key: line for line in read_lines(self.failures)
-        }
+        last: dict[str | bytes, bytes] = {}
+        for line in read_lines(self.failures):
+            found = msgspec.json.decode(line, type=_Keyed)
+            last[line if found.is_repeated else found.key] = line
         if last:
             for line in read_lines(self.lines):
                 last.pop(msgspec.json.decode(line, type=_Keyed).key, None)

@@ -6,7 +6,8 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from app.api import app, raw_routes
+import app.api.app  # noqa: F401 - its import fills the list of bodies
+from app.api import raw_routes
 
 VALUES = (1, 2, 8, 3600)  # one of them is within the bounds
 
@@ -26,7 +27,7 @@ def has_integer(annotation: Any) -> bool:
 
 def adapter_of(model: type[BaseModel], field: FieldInfo) -> TypeAdapter[Any]:
     """The field alone, as its model validates it."""
-    annotated = (
+    annotated: Any = (
         Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
     )
     config = ConfigDict(strict=bool(model.model_config.get("strict")))
@@ -43,7 +44,6 @@ def accepts(adapter: TypeAdapter[Any], text: str) -> bool:
 
 def integers() -> Iterator[tuple[str, TypeAdapter[Any], str, int]]:
     """Members that take an integer, or a list of such: an example, and its form."""
-    assert app
     models = {model for body in raw_routes.REFERENCED for model in models_of(body)}
     for model in sorted(models, key=lambda one: one.__name__):
         for name, field in model.model_fields.items():
