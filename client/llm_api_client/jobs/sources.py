@@ -92,7 +92,7 @@ def _json_lines(path: Path) -> Iterator[Any]:
 
 
 def _csv_rows(path: Path) -> Iterator[Any]:
-    """Rows of a table. A column without a name (pandas' index, say) is `column 1` by its place."""
+    """Rows of a table. A column without a name (such as pandas' index) is `column 1` by its place."""
     csv.field_size_limit(_MAX_CELL)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     with path.open(newline="", encoding="utf-8-sig") as lines:
