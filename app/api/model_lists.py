@@ -75,6 +75,8 @@ class AnthropicModelListRead(BaseModel):
 
 
 @router.head(PATH, include_in_schema=False)
+@router.head(f"{PATH}/", include_in_schema=False)
+@router.get(f"{PATH}/", include_in_schema=False)
 @router.get(
     PATH,
     response_model=OpenAIModelListRead | AnthropicModelListRead,
@@ -99,7 +101,7 @@ async def read_openai_model(
     model: str, request: Request, services: ServicesOf, team_id: TeamOf
 ) -> Response:
     """Read one model."""
-    found = await services.registry.find(model, team_id)
+    found = await services.registry.find(model.rstrip("/"), team_id)
     to_wire = _to_anthropic if anthropic_errors.is_request(request.scope) else _to_openai
     return json_response(to_wire(found, found.full_name))
 

@@ -1,89 +1,64 @@
 """HTTP server: uvicorn, which ends streams and long-polls when it stops."""
 
-import asyncio
 import os
 from functools import partial
 from socket import socket
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.api.acceptor import Acceptor
+from app.api.connection import Connection, IdleConnections
 from app.core import interpreter_tuning
 
 # Streams and long-polls end at the signal; remaining requests are cut after this.
 _GRACE_SECONDS = 5
-_HEAD_SECONDS = 30.0
 
 
-def serve(app: Starlette, host: str, port: int, trusted_proxies: list[str]) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status.
+class Listening(Protocol):
+    """Settings of a server.
 
     Forwarded headers (client address, scheme) are accepted from `trusted_proxies` (addresses, networks).
     """
-    server = _Server(
+
+    host: str
+    port: int
+    trusted_proxies: list[str]
+    idle_connection_seconds: int
+    max_idle_connections: int
+
+
+def serve(app: Starlette, settings: Listening) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status."""
+    config = uvicorn.Config(
         app,
-        uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            loop="uvloop",
-            http=Connection,
-            ws="none",
-            access_log=False,
-            server_header=False,
-            log_config=None,
-            reset_contextvars=True,  # a connection's next request inherits nothing of the last
-            forwarded_allow_ips=trusted_proxies,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
-        ),
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http=Connection,
+        ws="none",
+        access_log=False,
+        server_header=False,
+        log_config=None,
+        reset_contextvars=True,  # a connection's next request inherits nothing of the last
+        forwarded_allow_ips=settings.trusted_proxies,
+        timeout_keep_alive=settings.idle_connection_seconds,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
     )
+    server = _Server(app, config, IdleConnections(settings.max_idle_connections))
     server.run()
     return 0 if server.started else 1
 
 
-class Connection(HttpToolsProtocol):
-    """Closes a connection whose request head is not complete in time.
-
-    uvicorn waits indefinitely for the first head: idle connections would use all file descriptors of the
-    process, and /health would no longer respond.
-    """
-
-    _waiting: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._wait_for_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        self._wait_for_head()
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._stop_waiting()
-        super().on_headers_complete()
-
-    def _wait_for_head(self) -> None:
-        if self._waiting is None:
-            self._waiting = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
-
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-
-
 class _Server(uvicorn.Server):
-    def __init__(self, app: Starlette, config: uvicorn.Config) -> None:
+    def __init__(
+        self, app: Starlette, config: uvicorn.Config, idle: IdleConnections | None = None
+    ) -> None:
         super().__init__(config)
         self._app = app
+        self._idle = idle
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
@@ -97,6 +72,7 @@ class _Server(uvicorn.Server):
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
+            idle=self._idle,
         )
         taken: list[Any] = []
         for server in self.servers:

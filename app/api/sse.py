@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.core.json_lines import on_one_line
 from app.core.waiting import cancel_all
 
 logger = logging.getLogger(__name__)
@@ -42,11 +43,13 @@ class CutOffError(Exception):
 
 
 class EventStreamResponse(Response):
-    """Sends frames until they end or the client disconnects.
+    """Sends frames of JSON until they end or the client disconnects.
 
-    A slow client slows `frames` down: nothing is queued here. `on_disconnect` runs if the client
+    Each line is one for every reader. A slow client slows `frames` down: nothing is queued here. `on_disconnect` runs if the client
     disconnects before the end.
     """
+
+    _has_json = True
 
     def __init__(
         self,
@@ -83,6 +86,8 @@ class EventStreamResponse(Response):
             await send({"type": "http.response.body", "body": first, "more_body": True})
         try:
             async for frame in self._frames:
+                if self._has_json:
+                    frame = on_one_line(frame)
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
         except CutOffError:
             return  # the server closes a connection whose body has no end

@@ -28,7 +28,8 @@ _REMEDY = (
     f"Send `Authorization: Bearer` with an API key or a JWT; `{PROGRAM} token --help` makes them."
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_UNKNOWN_KEY = "there is no such API key"
+_UNKNOWN_KEY = "invalid API key: there is no such API key"
+_BEARER = re.compile(rb"\s*bearer\s+\S", re.IGNORECASE)
 
 
 @dataclass(slots=True, frozen=True)
@@ -151,11 +152,15 @@ class Authenticator:
 
 
 def _bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The token of `Authorization`, or where there is none of `x-api-key`."""
+    """The token of `Authorization`, or where that has none of `x-api-key`.
+
+    An empty Authorization, or one of another scheme, is a client's default or a reverse proxy's own.
+    """
     sent = list(headers)
     values = [value for name, value in sent if name == b"authorization"]
-    if not values:
-        values = [b"Bearer " + value for name, value in sent if name == b"x-api-key"]
+    keys = [b"Bearer " + value for name, value in sent if name == b"x-api-key"]
+    if keys and not any(_BEARER.match(value) for value in values):
+        values = keys
     if not values:
         raise UnauthenticatedError(_REMEDY)
     if len(values) > 1:

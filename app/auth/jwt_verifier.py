@@ -46,6 +46,11 @@ class JwtVerifier:
     async def verify(self, token: str) -> Verified:
         try:
             header = jwt.get_unverified_header(token)
+        except jwt.PyJWTError:
+            raise InvalidTokenError(
+                "invalid API key: it is neither one of this service (`llm_...`) nor a JWT"
+            ) from None
+        try:
             if header.get("alg") == _SECRET_ALGORITHM and self._secret is not None:
                 claims = decode_with_secret(token, self._secret)
                 self._check_issuer_and_audience(claims)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from app.batches.dialect import BatchDialect
 from app.batches.rows import Batch, End, Line, LineOutcome, NewLine
 from app.core.errors import ServiceError
+from app.core.json_lines import on_one_line
 
 _MAX_ERRORS = 100  # that are reported of a file
 _MAX_CUSTOM_ID = 512
@@ -113,14 +114,15 @@ class LineReader:
 def line_to_wire(
     batch_id: UUID, line: int, custom_id: str, *, response: object = None, error: object = None
 ) -> str:
-    return orjson.dumps(
+    wire = orjson.dumps(
         {
             "id": f"batch_req_{batch_id}_{line}",
             "custom_id": custom_id,
             "response": response,
             "error": error,
         }
-    ).decode()
+    )
+    return on_one_line(wire).decode()
 
 
 @dataclass(slots=True, frozen=True)

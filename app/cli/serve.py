@@ -35,4 +35,4 @@ def _run(options: argparse.Namespace) -> int:
     from app.api.server import serve
 
     app = create_app(settings, with_worker=options.with_worker)
-    return serve(app, settings.host, settings.port, settings.trusted_proxies)
+    return serve(app, settings)

@@ -13,4 +13,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _run(_options: argparse.Namespace) -> int:
     settings = UiSettings()
-    return serve(create_ui(settings), settings.host, settings.port, settings.trusted_proxies)
+    return serve(create_ui(settings), settings)

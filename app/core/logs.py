@@ -13,6 +13,7 @@ import orjson
 from pydantic import ValidationError
 
 from app.core import log_context
+from app.core.json_lines import on_one_line
 from app.core.settings.observability import LogSettings
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -20,8 +21,6 @@ _IDS = ("request_id", "result_id", "worker_id", "attempt", "team_id")
 _MAX_CHARACTERS = 10_000  # of a prompt or a generated text
 _MAX_FRAMES = 50
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, 0x85, 0x2028, 0x2029)}
-# JSON may hold them as they are; some readers end a line there.
-_MORE_LINE_ENDS = {code: f"\\u{code:04x}" for code in (127, 0x85, 0x2028, 0x2029)}
 
 _shows_content = False
 
@@ -66,8 +65,8 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info and record.exc_info[1]:
             line["exception"] = describe(record.exc_info[1])
-        text = orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
-        return text.translate(_MORE_LINE_ENDS)
+        text = orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS)
+        return on_one_line(text).replace(b"\x7f", b"\\u007f").decode()
 
 
 class TextFormatter(logging.Formatter):

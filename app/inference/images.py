@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from app.core.errors import InvalidRequestError
+from app.core.whole_numbers import WHOLE
 
 MAX_MESSAGE_IMAGES = 64  # of one message, before the setting of a whole request
 _MAX_CHARACTERS = 100_000_000  # no body is larger
@@ -72,7 +73,9 @@ class Image(BaseModel):
     url: Annotated[str, Field(max_length=_MAX_CHARACTERS), AfterValidator(check_url)] = Field(
         description="A data URI of a PNG, JPEG, GIF or WebP image, or its URL if LLM_IMAGE_URLS is on."
     )
-    after: int = Field(0, ge=0, description="Characters of the text before it.")
+    after: Annotated[int, Field(ge=0), WHOLE] = Field(
+        0, description="Characters of the text before it."
+    )
 
 
 Images = Annotated[list[Image], Field(max_length=MAX_MESSAGE_IMAGES)]

@@ -1,9 +1,11 @@
 """Pooling models: they compute a vector of a text, or scores of documents for a query, and generate nothing."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from app.core.whole_numbers import WHOLE
 
 Task = Literal["embed", "score"]
 
@@ -24,10 +26,8 @@ class _Parameters(BaseModel):
 class EmbeddingParameters(_Parameters):
     """Parameters of a vector."""
 
-    dimensions: int | None = Field(
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS), WHOLE] | None = Field(
         None,
-        ge=1,
-        le=MAX_DIMENSIONS,
         description="Length of the vector, where the model was trained for several.",
     )
     normalize: bool | None = None

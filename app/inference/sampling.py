@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
+from app.core.whole_numbers import WHOLE
 from app.inference.structured_outputs import StructuredOutputs
 
 _INT64 = 2**63
@@ -25,7 +26,7 @@ StopTexts = Annotated[
         json_schema_input_type=StopText | Annotated[list[StopText], Field(max_length=16)],
     ),
 ]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31), WHOLE]
 TokenIdText = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 
@@ -35,18 +36,18 @@ class SamplingParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE] | None = Field(
         None,
         description="Most tokens to generate. Left open: the default, or what the model's length "
         "leaves where that is less.",
     )
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), WHOLE] | None = None
     """Fewest tokens before an end or stop string may end the text."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
     """0 is greedy; larger is more random. The default is the model's own, else 1."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
     """Sample from the smallest set of tokens with this much probability."""
-    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000), WHOLE] | None = None
     """Sample from this many most likely tokens; 0 or -1 means all."""
     min_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
     """Drop tokens below this share of the most likely one's probability."""
@@ -69,13 +70,13 @@ class SamplingParameters(BaseModel):
     """Keep the stop text in the result."""
     ignore_eos: bool | None = None
     """Go on after the model's end token, up to max_tokens."""
-    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64), WHOLE] | None = None
     """Makes sampling repeatable on one engine."""
-    n: Literal[1] | None = None
+    n: Annotated[Literal[1], WHOLE] | None = None
     """One result is one generation: only 1."""
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     """Store this many most likely tokens, with log probabilities, per token."""
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     """Store this many most likely tokens, with log probabilities, per token of the prompt."""
     logit_bias: Annotated[dict[TokenIdText, Bias], Field(max_length=300)] | None = None
     """Added to the logits of these token ids."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from app.core.errors import invalid_field
+from app.core.whole_numbers import WHOLE
 from app.provisioning.catalogue import CatalogueEntry, ModelName, Revision
 from app.provisioning.profiles import Name, Profile, Provider
 from app.provisioning.resources import facts_of
@@ -43,11 +44,11 @@ class PlanCreate(StrictModel):
         default_factory=list,
         description="Kinds of GPU such as `a100-80`, or `a100` with any memory; none: all.",
     )
-    context: Annotated[int, Field(ge=1, le=MAX_CONTEXT)] | None = Field(
+    context: Annotated[int, Field(ge=1, le=MAX_CONTEXT), WHOLE] | None = Field(
         None,
         description="Tokens of a request, prompt and output; default: the model's, 4096 at most.",
     )
-    concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = Field(
+    concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY), WHOLE] = Field(
         1, description="Requests that are to run at the same time."
     )
     dtype: Literal["bfloat16", "float16", "float32"] | None = Field(
@@ -58,11 +59,15 @@ class PlanCreate(StrictModel):
     )
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    max_gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)] = Field(8, description="Most of a node.")
-    max_nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = Field(
+    max_gpus: Annotated[int, Field(ge=1, le=MAX_GPUS), WHOLE] = Field(
+        8, description="Most of a node."
+    )
+    max_nodes: Annotated[int, Field(ge=1, le=MAX_NODES), WHOLE] = Field(
         1, description="Most nodes of a launch; several are taken where one is not enough."
     )
-    minutes: Annotated[int, Field(ge=1, le=MAX_MINUTES)] = Field(60, description="Serving time.")
+    minutes: Annotated[int, Field(ge=1, le=MAX_MINUTES), WHOLE] = Field(
+        60, description="Serving time."
+    )
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from app.core.errors import invalid_field
+from app.core.whole_numbers import WHOLE
 from app.inference.engine_options import check_engine_options
 from app.inference.model_repository import ModelRepositoryError, entry_name
 from app.inference.server_store import is_static_name
@@ -37,12 +38,12 @@ class StrictModel(BaseModel):
 class ResourceRequest(StrictModel):
     """Resources of one server, on each of its nodes; absent ones are the tier's."""
 
-    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = Field(
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES), WHOLE] | None = Field(
         None, description="Nodes of a server, only of Slurm; more than one are joined by Ray."
     )
-    gpus: Annotated[int, Field(ge=0, le=64)] | None = None
-    cpus: Annotated[int, Field(ge=1, le=1024)] | None = None
-    memory_gb: Annotated[int, Field(ge=1, le=16_384)] | None = None
+    gpus: Annotated[int, Field(ge=0, le=64), WHOLE] | None = None
+    cpus: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = None
+    memory_gb: Annotated[int, Field(ge=1, le=16_384), WHOLE] | None = None
     gres: Annotated[str, StringConstraints(pattern=patterns.GRES)] | None = Field(
         None, description="Slurm's, such as `gpu:a100:2`; follows from `gpus`."
     )
@@ -56,7 +57,7 @@ class EngineOptions(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    max_model_len: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    max_model_len: Annotated[int, Field(ge=1, le=10_000_000), WHOLE] | None = None
     dtype: Plain | None = None
     quantization: Plain | None = None
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -93,14 +94,14 @@ class LaunchCreate(ModelChoice):
     account: Name | None = None
     constraint: Name | None = None
     modules: Annotated[list[Name], Field(max_length=16)] | None = None
-    time_limit_minutes: Annotated[int, Field(ge=1, le=525_600)] | None = None
+    time_limit_minutes: Annotated[int, Field(ge=1, le=525_600), WHOLE] | None = None
     idle_minutes: Annotated[float, Field(ge=0, le=100_000)] | None = Field(
         None, description="Stop after so long without a request; 0: never."
     )
     start_minutes: Annotated[float, Field(gt=0, le=1440)] | None = Field(
         None, description="Give up if the model is not ready so long after the job's start."
     )
-    priority: Annotated[int, Field(ge=-10_000, le=0)] = Field(
+    priority: Annotated[int, Field(ge=-10_000, le=0), WHOLE] = Field(
         0, description="Below 0 lets other jobs go first (Slurm's --nice, negated)."
     )
     engine: EngineOptions = Field(default_factory=EngineOptions)

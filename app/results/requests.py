@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from app.core.settings.fields import MAX_RETAIN_SECONDS, MIN_RETAIN_SECONDS
+from app.core.whole_numbers import WHOLE
 from app.inference.images import Images
 from app.inference.pooling import EmbeddingParameters, ScoreParameters
 from app.inference.sampling import SamplingParameters
@@ -34,7 +35,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=64)]
-Priority = Annotated[int, Field(ge=-100, le=100)]
+Priority = Annotated[int, Field(ge=-100, le=100), WHOLE]
 Deadline = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Url = Annotated[str, Field(max_length=MAX_URL_CHARACTERS)]
 
@@ -220,7 +221,7 @@ class JobCreate(_WithMetadata):
     key: Key | None = Field(
         None, description="As long as the job lives, the same key again returns the job."
     )
-    total: Annotated[int, Field(ge=0, le=MAX_TOTAL)] | None = Field(
+    total: Annotated[int, Field(ge=0, le=MAX_TOTAL), WHOLE] | None = Field(
         None, description="Rows that the client expects to send; only kept and returned."
     )
     priority: Priority = Field(
@@ -240,14 +241,14 @@ class JobRetry(BaseModel):
 
     model_config = _STRICT
 
-    after: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+    after: Annotated[int, Field(ge=0, lt=2**63), WHOLE] = Field(
         0, description="`following` of the previous batch."
     )
-    until: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
+    until: Annotated[int, Field(ge=0, lt=2**63), WHOLE] | None = Field(
         None,
         description="Only rows up to this place: the job's `last_place` before the first batch.",
     )
-    limit: Annotated[int, Field(ge=1, le=MAX_RETRIES)] = MAX_RETRIES
+    limit: Annotated[int, Field(ge=1, le=MAX_RETRIES), WHOLE] = MAX_RETRIES
     error_code: Annotated[str, Field(max_length=64, pattern=r"^[^\x00]*$")] | None = Field(
         None, description="Only rows that failed with it."
     )

@@ -22,8 +22,8 @@ LOAD_TIMEOUT = httpx.Timeout(900.0, connect=5.0)
 # The API sends a comment when nothing else comes, and an export searches for a while between pieces.
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 # Each stream holds a connection while its reader stays.
-# An idle connection is closed before the API closes it (uvicorn: after 5 s), so that no request meets
-# its end.
+# An idle connection is closed before the API closes it (after 5 s at the earliest:
+# LLM_IDLE_CONNECTION_SECONDS), so that no request meets its end.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=50, keepalive_expiry=2.0)
 _CACHE_TTL_SECONDS = 5.0
 _MAX_CACHED = 1000

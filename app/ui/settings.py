@@ -54,6 +54,21 @@ class UiSettings(BaseSettings):
         description="Comma-separated addresses and networks whose `X-Forwarded-For` and "
         "`X-Forwarded-Proto` are believed: the reverse proxy's.",
     )
+    idle_connection_seconds: int = Field(
+        180,
+        alias="LLM_IDLE_CONNECTION_SECONDS",
+        ge=5,
+        le=3_600,
+        description="How long a connection without a request is kept, in seconds; longer than a reverse "
+        "proxy keeps its own.",
+    )
+    max_idle_connections: int = Field(
+        500,
+        alias="LLM_MAX_IDLE_CONNECTIONS",
+        ge=1,
+        description="Most connections without a request that the page's process keeps; above that the "
+        "oldest is closed.",
+    )
     secret: SecretStr | None = Field(
         None,
         alias="LLM_UI_SECRET",

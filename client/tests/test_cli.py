@@ -100,6 +100,13 @@ def test_json_stands_anywhere(run: Run, capsys: Any) -> None:
         assert json.loads(capsys.readouterr().out)[0]["name"] == "m"
 
 
+def test_json_is_one_line_for_each_reader(run: Run, capsys: Any) -> None:
+    text = "one\x85two\u2028three\u2029four"
+    assert run("get", "r-1", "--json", results=(200, RESULT | {"result": text})) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["result"] == text
+
+
 def test_a_table_for_people(run: Run, capsys: Any) -> None:
     assert run("list", results=(200, [RESULT])) == 0
     head, row = capsys.readouterr().out.splitlines()

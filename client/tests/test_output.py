@@ -1,6 +1,7 @@
 """Files of answers: continued behind the last whole line, never another job's."""
 
 import contextlib
+import json
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,15 @@ def test_a_file_continues_behind_its_last_whole_line(tmp_path: Path, text: str) 
     assert [line.split(b'"')[3] for line in path.read_bytes().splitlines()] == [b"k1", b"k2", b"k3"]
 
 
+def test_a_row_is_one_line_for_each_reader(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    text = "one\x85two\u2028three\u2029four é"
+    written(path, answer(1, text), failed_row(text, "model_error", text))
+    for file, member in ((path, "text"), (Path(f"{path}.failed.jsonl"), "key")):
+        (line,) = file.read_text(encoding="utf-8").splitlines()
+        assert json.loads(line)[member] == text
+
+
 def test_a_file_with_a_torn_line_only(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     written(path)
@@ -73,6 +83,18 @@ def test_failures_leave_when_they_have_an_answer(tmp_path: Path) -> None:
     failed = Path(f"{path}.failed.jsonl").read_text().splitlines()
     assert len(failed) == 1
     assert '"k3"' in failed[0]
+
+
+def test_a_second_row_under_a_key_stays_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    second, third = (failed_row("k1", "duplicate_key", f"row {row}") for row in (2, 3))
+    written(path, second, third, answer(1))
+    file = AnswerFile(path)
+    file.open("j")
+    file.write([second, third])  # of another run
+    file.finish()
+    lines = Path(f"{path}.failed.jsonl").read_text().splitlines()
+    assert [json.loads(line)["error"]["message"] for line in lines] == ["row 2", "row 3"]
 
 
 def test_a_parquet_file(tmp_path: Path) -> None:

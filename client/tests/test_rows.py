@@ -149,6 +149,23 @@ def test_wrong_lines_are_rows(tmp_path: Path, name: str, content: bytes, wrong: 
     assert [i for i, row in enumerate(rows) if isinstance(row, BadRow)] == wrong
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (",id,topic\n0,a,x\n1,b,\n", [{"column 1": "0", "id": "a", "topic": "x"},
+                                      {"column 1": "1", "id": "b", "topic": ""}]),
+        ("id,topic,,\na,x,,\n", [{"id": "a", "topic": "x", "column 3": "", "column 4": ""}]),
+        ("id,topic\na,x,,\n\nb,y,\n", [{"id": "a", "topic": "x"}, {"id": "b", "topic": "y"}]),
+    ],
+)  # fmt: skip
+def test_tables_of_other_programs(
+    tmp_path: Path, content: str, expected: list[dict[str, str]]
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    assert list(open_source(path).rows) == expected
+
+
 def test_other_data_is_another_job() -> None:
     def name(rows: list[str], size: int | None = 3) -> str:
         batch = next(iter(Batcher(open_source(rows), compile_prompt(None), None, {"model": "m"})))

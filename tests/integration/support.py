@@ -18,10 +18,10 @@ from starlette.applications import Starlette
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from app.api.app import create_app
+from app.api.connection import Connection
 from app.api.container import Services
 from app.api.errors import anthropic_errors, openai_errors, tenstorrent_errors, tgi_errors
 from app.api.errors.error_responses import dialect_of
-from app.api.server import Connection
 from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
 from tests.conftest import Service, connect, make_settings

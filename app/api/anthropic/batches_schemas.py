@@ -14,6 +14,7 @@ from app.api.schema_parts import STRICT, value_error
 from app.batches.rows import MESSAGES, Batch
 from app.core.bounded_json import check_json
 from app.core.ids import unix_seconds
+from app.core.json_lines import on_one_line
 
 WINDOW_SECONDS = 86_400.0
 _MAX_BYTES = 100_000_000  # no body is larger
@@ -40,7 +41,7 @@ class BatchedRequest(BaseModel):
     def to_line(self) -> bytes:
         """The request as a line of the file that the batch reads."""
         line = {"custom_id": self.custom_id, "method": "POST", "url": MESSAGES, "body": self.params}
-        return orjson.dumps(line) + b"\n"
+        return on_one_line(orjson.dumps(line)) + b"\n"
 
 
 class MessageBatchCreate(BaseModel):
@@ -151,4 +152,5 @@ def result_to_wire(line: bytes) -> bytes:
     else:
         failure = response["body"] | {"request_id": response["request_id"]}
         result = {"type": "errored", "error": failure}
-    return orjson.dumps({"custom_id": outcome["custom_id"], "result": result}) + b"\n"
+    wire = orjson.dumps({"custom_id": outcome["custom_id"], "result": result})
+    return on_one_line(wire) + b"\n"

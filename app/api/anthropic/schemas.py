@@ -15,6 +15,7 @@ from app.api.refused_sampling import RefusedExtensions
 from app.api.schema_parts import STRICT, Refused
 from app.api.tool_use import ToolUse, choose_tool_use
 from app.core.errors import InvalidRequestError, invalid_field
+from app.core.whole_numbers import WHOLE
 from app.inference.prompts import PromptFormat
 from app.inference.sampling import MAX_TOKENS, SamplingParameters, StopText
 from app.inference.structured_outputs import check_schema
@@ -34,7 +35,7 @@ class Thinking(BaseModel):
     model_config = STRICT
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE] | None = Field(
         None, description="Ignored: thoughts count in max_tokens."
     )
     display: Literal["summarized", "omitted"] | None = Field(
@@ -114,15 +115,15 @@ class TokenCountRequest(BaseModel):
 class MessageRequest(TokenCountRequest, RefusedExtensions):
     """A conversation to continue."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE]
     stream: bool | None = None
     stop_sequences: Annotated[list[StopText], Field(max_length=16)] | None = None
     temperature: Annotated[float, _Float, Field(ge=0, le=2)] | None = Field(
         None, description="0 is greedy; the default is 1."
     )
     top_p: Annotated[float, _Float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
+    top_k: Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = Field(
         None, description="Not Anthropic's: makes sampling repeatable on one engine."
     )
     reuse: bool | None = Field(

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, RootModel, Tag
 from pydantic.alias_generators import to_camel
 
 from app.core.errors import invalid_field
+from app.core.whole_numbers import WHOLE
 from app.infini_gram.declarations import MAX_VOCABULARY
 from app.infini_gram.engine import Engine
 from app.infini_gram.tokenizer import Tokenizer
@@ -58,7 +59,7 @@ def _either(what: str) -> Discriminator:
 
 
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS), Tag("text")]
-_Id = Annotated[int, Field(strict=True, ge=0, le=MAX_VOCABULARY)]
+_Id = Annotated[int, Field(strict=True, ge=0, le=MAX_VOCABULARY), WHOLE]
 _Ids = Annotated[list[_Id], Field(min_length=1, max_length=MAX_TOKENS)]
 _Clause = Annotated[list[_Ids], Field(min_length=1, max_length=MAX_TERMS)]
 _Clauses = Annotated[list[_Clause], Field(min_length=1, max_length=MAX_CLAUSES)]

@@ -12,6 +12,7 @@ sent, must be that host.
 
 import asyncio
 import contextlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -118,7 +119,9 @@ class RequestGuard:
             media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if media_type != JSON.encode() and not media_type.endswith(b"+json"):
                 raise MediaTypeError("Send the body with `Content-Type: application/json`.")
-        return body
+        return body.removeprefix(
+            BOM_UTF8
+        )  # some clients' mark; RFC 8259 (8.1) permits to ignore it
 
 
 async def _read_in_time(receive: Receive, most: int) -> bytes:

@@ -15,6 +15,7 @@ from app.batches.files import File, FileDetails
 from app.batches.rows import Batch, NewBatch
 from app.core.errors import invalid_field
 from app.core.ids import new_id, unix_seconds
+from app.core.whole_numbers import WHOLE
 from app.queue.idempotency import NewKey
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
@@ -33,7 +34,7 @@ class ExpiresAfter(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=_MIN_EXPIRY, le=_MAX_EXPIRY)]
+    seconds: Annotated[int, Field(ge=_MIN_EXPIRY, le=_MAX_EXPIRY), WHOLE]
 
 
 class BatchCreate(BaseModel):
@@ -129,7 +130,7 @@ class BatchListRead(ListRead):
     data: list[BatchRead]
 
 
-_EXPIRY = TypeAdapter(Annotated[int, Field(ge=_MIN_EXPIRY, le=_MAX_EXPIRY)])
+_EXPIRY = TypeAdapter(Annotated[int, Field(ge=_MIN_EXPIRY, le=_MAX_EXPIRY), WHOLE])
 
 
 def to_file_details(fields: dict[str, str], filename: str | None) -> FileDetails:

@@ -16,6 +16,7 @@ from app.api.schema_parts import Refused, value_error, without_nul
 from app.api.tool_use import ToolForm, ToolUse, choose_tool_use
 from app.core.bounded_json import check_json
 from app.core.errors import invalid_field
+from app.core.whole_numbers import WHOLE
 from app.inference.prompts import PromptFormat
 from app.inference.sampling import MAX_TOKENS
 from app.results.requests import SendOptions
@@ -45,15 +46,15 @@ class ChatRequest(OpenAIRequest):
     """A conversation to continue."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE] | None = Field(
         None, description="The older name of max_completion_tokens."
     )
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE] | None = Field(
         None,
         description="The default is LLM_DEFAULT_MAX_TOKENS, or what the model's length leaves.",
     )
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     response_format: ResponseFormat = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice = None

@@ -24,6 +24,7 @@ from app.api.openai.schemas import (
 )
 from app.api.schema_parts import Refused, value_error
 from app.core.errors import ModelNotReadyError
+from app.core.whole_numbers import WHOLE, to_whole
 from app.inference.sampling import MAX_TOKENS
 from app.results.requests import MAX_PROMPT_CHARACTERS, SendOptions
 from app.results.rows import ResultRow
@@ -39,7 +40,9 @@ def _refuse_false(value: bool) -> bool:
 
 
 def _read_prompts(value: Any) -> list[str | TokenIds]:
-    if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int)):
+    if isinstance(value, str) or (
+        isinstance(value, list) and value and isinstance(value[0], (int, float))
+    ):
         value = [value]
     if not isinstance(value, list) or not value:
         raise value_error("must be a text, a list of texts, or lists of token ids")
@@ -47,6 +50,7 @@ def _read_prompts(value: Any) -> list[str | TokenIds]:
         raise value_error(f"must have at most {MAX_ROWS} texts")
     for one in value:
         if isinstance(one, list) and one:
+            one[:] = map(to_whole, one)
             if not all(type(token) is int and 0 <= token < 2**31 for token in one):
                 raise value_error("token ids must be whole numbers of at least 0")
         elif not isinstance(one, str) or not 0 < len(one) <= MAX_PROMPT_CHARACTERS:
@@ -66,14 +70,14 @@ class CompletionRequest(OpenAIRequest):
     """Texts to continue."""
 
     prompt: Prompts
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), WHOLE] | None = Field(
         None, description=f"The default is {DEFAULT_MAX_TOKENS}; 0 only with echo."
     )
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = Field(
         None, description="Generate this many, return the `n` most likely."
     )
     echo: bool | None = Field(None, description="The prompt before its text.")
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5), WHOLE] | None = None
     add_special_tokens: Annotated[bool, AfterValidator(_refuse_false)] | None = Field(
         None, description="vLLM's; only true, its default."
     )

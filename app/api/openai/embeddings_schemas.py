@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from app.api.openai.completions_schemas import Prompts
 from app.api.schema_parts import STRICT, Refused
+from app.core.whole_numbers import WHOLE
 from app.inference.pooling import MAX_DIMENSIONS, EmbeddingParameters
 from app.results.requests import SendOptions
 from app.results.rows import ResultRow
@@ -25,14 +26,14 @@ class EmbeddingRequest(BaseModel):
     model: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     input: Prompts = Field(description="A text, up to 1,000 texts, or token ids of them.")
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(None, ge=1, le=MAX_DIMENSIONS)
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS), WHOLE] | None = None
     user: str | None = Field(None, description="Ignored.")
     store: bool | None = Field(None, description="False: texts and vectors are erased on delivery.")
     normalize: bool | None = Field(None, description="vLLM's; false: the vector as it is pooled.")
     truncate_prompt_tokens: Literal[-1] | None = Field(
         None, description="vLLM's; -1 cuts what exceeds the model's length."
     )
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(
+    priority: Annotated[int, Field(ge=-100, le=100), WHOLE] | None = Field(
         None,
         description="vLLM's: larger values run later; below 0 only with a token that allows it.",
     )

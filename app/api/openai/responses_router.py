@@ -34,7 +34,7 @@ from app.api.output_rules import counter_of
 from app.api.raw_routes import body_of, describe
 from app.api.sse import MEDIA_TYPE, EventStreamResponse
 from app.core.byte_budget import release
-from app.core.errors import FieldError, InvalidRequestError, invalid_field
+from app.core.errors import FieldError, InvalidRequestError, NotFoundError, invalid_field
 from app.core.ids import new_id
 from app.core.off_loop import off_loop
 from app.results.rows import ResultRow
@@ -78,6 +78,13 @@ async def create_response(request: Request) -> Response:
         raise
     response.headers.update(prepared.warnings)
     return response
+
+
+@router.post("/v1/responses/compact", include_in_schema=False)
+@router.post("/v1/responses/input_tokens", include_in_schema=False)
+async def refuse_operation() -> None:
+    """Paths of OpenAI's that are no ids: clients do without them after 404, and not after 405."""
+    raise NotFoundError("The service does not have this operation.")
 
 
 @router.get(

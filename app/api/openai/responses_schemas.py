@@ -41,6 +41,7 @@ from app.api.output_rules import OutputRules
 from app.api.schema_parts import STRICT, ModelText, Refused
 from app.core.bounded_json import check_json
 from app.core.errors import InvalidRequestError
+from app.core.whole_numbers import WHOLE
 from app.inference.sampling import MAX_TOKENS
 from app.inference.structured_outputs import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 
@@ -101,7 +102,7 @@ class ResponseCreate(OpenAIRequest):
     store: bool | None = Field(
         None, description="false: the texts are erased once they are delivered."
     )
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE] | None = None
     metadata: OpenAIMetadata | None = Field(  # type: ignore[assignment] # narrower, never written
         None, description="Kept with the response."
     )
@@ -114,7 +115,7 @@ class ResponseCreate(OpenAIRequest):
     include: Annotated[list[str], Field(max_length=16)] | None = Field(
         None, description=f"`{_LOGPROBS}`; others are ignored."
     )
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     reasoning: Reasoning | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = Field(
         None, description="As in chat completions: variables of the model's template."
@@ -122,7 +123,7 @@ class ResponseCreate(OpenAIRequest):
     service_tier: str | None = Field(None, description="Ignored.")
     safety_identifier: str | None = Field(None, description="Ignored.")
     prompt_cache_key: str | None = Field(None, description="Ignored.")
-    max_tool_calls: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+    max_tool_calls: Annotated[int, Field(ge=0, lt=2**31), WHOLE] | None = Field(
         None, description="Ignored: there are no built-in tools."
     )
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment] # another one

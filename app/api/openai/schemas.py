@@ -19,6 +19,7 @@ from app.api.refused_sampling import RefusedSampling
 from app.api.schema_parts import Refused, value_error
 from app.core.errors import InvalidRequestError, ServiceError, invalid_field
 from app.core.ids import unix_seconds
+from app.core.whole_numbers import WHOLE
 from app.inference.sampling import MAX_TOKENS, Penalty, SamplingParameters, StopTexts, TokenId
 from app.inference.structured_outputs import StructuredOutputs
 from app.results.requests import SendOptions
@@ -56,11 +57,11 @@ class OpenAIRequest(RefusedSampling):
         None, description="0 is greedy; the default is 1."
     )
     top_p: Annotated[float, _Float, Field(gt=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = Field(
         None, description="Choices of each prompt; each is a result of its own."
     )
     stop: StopTexts | None = None
-    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = Field(
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64), WHOLE] | None = Field(
         None, description="Seed of the first choice; each further choice has the next number."
     )
     presence_penalty: Penalty | None = None
@@ -72,12 +73,14 @@ class OpenAIRequest(RefusedSampling):
     metadata: dict[str, JsonValue] | None = Field(None, description="Kept with the results.")
     store: bool | None = None
 
-    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = Field(None, description="vLLM's.")
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000), WHOLE] | None = Field(
+        None, description="vLLM's."
+    )
     min_p: Annotated[float, _Float, Field(ge=0, le=1)] | None = Field(None, description="vLLM's.")
     repetition_penalty: Annotated[float, _Float, Field(gt=0, le=100)] | None = Field(
         None, description="vLLM's."
     )
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), WHOLE] | None = Field(
         None, description="vLLM's."
     )
     ignore_eos: bool | None = Field(None, description="vLLM's.")
@@ -85,15 +88,15 @@ class OpenAIRequest(RefusedSampling):
         None, description="vLLM's."
     )
     bad_words: list[str] | None = Field(None, description="vLLM's.")
-    allowed_token_ids: list[int] | None = Field(None, description="vLLM's.")
+    allowed_token_ids: list[Annotated[int, WHOLE]] | None = Field(None, description="vLLM's.")
     include_stop_str_in_output: bool | None = Field(None, description="vLLM's.")
     skip_special_tokens: bool | None = Field(None, description="vLLM's.")
     spaces_between_special_tokens: bool | None = Field(None, description="vLLM's.")
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = Field(
         None,
         description="vLLM's: this many likely tokens per token of the prompt; not in a stream.",
     )
-    priority: int | None = Field(
+    priority: Annotated[int, WHOLE] | None = Field(
         None,
         description="vLLM's: larger values run later; below 0 only with a token that allows it.",
     )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from app.api.schema_parts import STRICT, Refused, value_error
+from app.core.whole_numbers import WHOLE
 from app.inference.pooling import (
     DOCUMENT,
     MAX_DIMENSIONS,
@@ -65,7 +66,7 @@ class RerankRequest(_Request):
     query: Text
     documents: Documents | None = None
     texts: Texts | None = Field(None, description="TEI's; the response is TEI's, too.")
-    top_n: Annotated[int, Field(ge=0)] | None = Field(
+    top_n: Annotated[int, Field(ge=0), WHOLE] | None = Field(
         None, description="Return only this many of the best; 0 is all."
     )
     return_documents: bool | None = Field(
@@ -78,7 +79,7 @@ class RerankRequest(_Request):
         description="Cut what exceeds the model's length; the default is true with `documents`.",
     )
     truncation_direction: Literal["Right", "right"] | None = None
-    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = Field(
+    max_tokens_per_doc: Annotated[int, Field(ge=1), WHOLE] | None = Field(
         None, description="Ignored: a document is cut at the model's length."
     )
     rank_fields: Refused = Field(None, description="Not supported.")
@@ -137,7 +138,7 @@ class EmbedRequest(_Request):
     normalize: bool | None = None
     truncate: bool | None = Field(None, description="Cut what exceeds the model's length.")
     truncation_direction: Literal["Right", "right"] | None = None
-    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS), WHOLE] | None = None
     prompt_name: Refused = Field(None, description="Not supported: put the prompt before the text.")
 
     def to_prompts(self) -> list[Prompt]:

@@ -64,6 +64,8 @@ async def infer_with_default(request: Request) -> Response:
 class RawTextResponse(EventStreamResponse):
     """Text without frames. The response starts with its first piece: until then an error has a status."""
 
+    _has_json = False
+
     async def _send_all(
         self, scope: Scope, receive: Receive, send: Send, first: bytes = b""
     ) -> None:

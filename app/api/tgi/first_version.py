@@ -19,6 +19,7 @@ from app.api.raw_routes import body_of
 from app.api.tgi import router as current
 from app.api.tgi.schemas import GenerateParameters, GenerateRequest
 from app.core.errors import InvalidRequestError
+from app.core.whole_numbers import WHOLE
 from app.results.drafts import GroupRequest
 from app.results.requests import MAX_PROMPT_CHARACTERS
 
@@ -37,10 +38,12 @@ class FirstParameters(BaseModel):
     model_config = _LENIENT
 
     temperature: float = Field(1.0, description="> 0; other than 1 it means sampling.")
-    top_k: int = Field(0, description="> 0 means sampling; 0: all tokens.")
+    top_k: Annotated[int, WHOLE] = Field(0, description="> 0 means sampling; 0: all tokens.")
     top_p: float = Field(1.0, description="> 0 and <= 1; below 1 it means sampling.")
     do_sample: bool = False
-    max_new_tokens: int = Field(20, description=f"At most {_MAX_NEW_TOKENS}; 0 means 1.")
+    max_new_tokens: Annotated[int, WHOLE] = Field(
+        20, description=f"At most {_MAX_NEW_TOKENS}; 0 means 1."
+    )
 
     @property
     def is_sampling(self) -> bool:

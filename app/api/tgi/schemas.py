@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Va
 from app.api.json_codec import to_field_errors
 from app.api.schema_parts import without_nul
 from app.core.errors import FieldError, InvalidRequestError
+from app.core.whole_numbers import WHOLE
 from app.inference.prompts import PromptFormat
 from app.inference.sampling import SamplingParameters
 from app.results.requests import MAX_PROMPT_CHARACTERS
@@ -46,7 +47,7 @@ class GenerateParameters(BaseModel):
 
     model_config = _LENIENT
 
-    best_of: int | None = Field(
+    best_of: Annotated[int, WHOLE] | None = Field(
         None,
         description=f"Generate this many texts, at most {MAX_BEST_OF}, and return the one with the "
         "highest cumulative log probability. Needs sampling; excludes `seed` and streams.",
@@ -54,13 +55,13 @@ class GenerateParameters(BaseModel):
     temperature: float | None = Field(None, description="> 0; other than 1 it means sampling.")
     repetition_penalty: float | None = Field(None, description="> 0; 1 changes nothing.")
     frequency_penalty: float | None = Field(None, description="-2 to 2.")
-    top_k: int | None = Field(None, description="> 0; means sampling.")
+    top_k: Annotated[int, WHOLE] | None = Field(None, description="> 0; means sampling.")
     top_p: float | None = Field(None, description="> 0 and < 1; means sampling.")
     typical_p: float | None = Field(None, description="Not supported.")
     do_sample: bool | None = Field(
         None, description="Default false; true if `parameters` is left out."
     )
-    max_new_tokens: int | None = Field(
+    max_new_tokens: Annotated[int, WHOLE] | None = Field(
         None, description="> 0; default: the rest of the model's length, if known."
     )
     return_full_text: bool | None = Field(None, description="Put the prompt before the text.")
@@ -69,15 +70,17 @@ class GenerateParameters(BaseModel):
         description=f"At most {MAX_STOP_SEQUENCES} texts that end the generation; the one that "
         "does is part of the generated text.",
     )
-    truncate: int | None = Field(None, description="Keep this many of the prompt's last tokens.")
+    truncate: Annotated[int, WHOLE] | None = Field(
+        None, description="Keep this many of the prompt's last tokens."
+    )
     watermark: bool | None = Field(None, description="Not supported.")
     details: bool | None = Field(None, description="Return tokens, seed and finish reason.")
     decoder_input_details: bool | None = Field(None, description="Not supported.")
-    seed: Annotated[int, Field(ge=0, lt=UINT64)] | None = Field(
+    seed: Annotated[int, Field(ge=0, lt=UINT64), WHOLE] | None = Field(
         None,
         description="Makes sampling repeatable; random if left out, and returned in `details`.",
     )
-    top_n_tokens: int | None = Field(
+    top_n_tokens: Annotated[int, WHOLE] | None = Field(
         None, description=f"0 to {MAX_TOP_N_TOKENS}: the most likely tokens at each place."
     )
     grammar: Grammar | None = None

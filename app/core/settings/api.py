@@ -49,6 +49,11 @@ class HttpSettings(Section, title="HTTP"):
     waits up to 10 seconds for its part, then it returns 503; a team has as much as it leaves free."""
     keep_alive_seconds: float = Field(15.0, gt=0, le=300)
     """Interval at which an idle stream gets a comment, so that no proxy closes it."""
+    idle_connection_seconds: int = Field(180, ge=5, le=3_600)
+    """How long a connection without a request is kept, in seconds; longer than a reverse proxy and its
+    clients keep theirs, whose requests would else meet its end."""
+    max_idle_connections: int = Field(500, ge=1)
+    """Most connections without a request that one process keeps; above that the oldest is closed."""
     ticket_seconds: float = Field(60.0, gt=0, le=3600)
     """How long a stream ticket may be redeemed, once."""
     health: Literal["process", "engine"] = "process"

@@ -14,6 +14,7 @@ import orjson
 
 from app.ui.api import FILE_TIMEOUT, Api, segment
 from app.ui.bulk import mapping
+from app.ui.bulk.json_lines import to_line
 from app.ui.bulk.table import Kind, Row
 from app.ui.errors import RefusedError
 
@@ -32,7 +33,7 @@ class KeptRow:
 
 
 def header_line(columns: Sequence[str], form: Mapping[str, str]) -> bytes:
-    return orjson.dumps({"columns": columns, "form": form}, option=orjson.OPT_APPEND_NEWLINE)
+    return to_line({"columns": columns, "form": form})
 
 
 def kept_line(row: Row, kind: Kind, error: str = "") -> bytes:
@@ -40,9 +41,9 @@ def kept_line(row: Row, kind: Kind, error: str = "") -> bytes:
     values = {"cells": list(row.values.values())} if kind == "csv" else {"columns": row.values}
     kept = {"line": row.line, **({"error": error} if error else {})}
     try:
-        return orjson.dumps(kept | values, option=orjson.OPT_APPEND_NEWLINE)
+        return to_line(kept | values)
     except (TypeError, ValueError):  # nested too deep to be written
-        return orjson.dumps(kept | {"columns": {}}, option=orjson.OPT_APPEND_NEWLINE)
+        return to_line(kept | {"columns": {}})
 
 
 async def read_columns(api: Api, file_id: str) -> list[str]:

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import orjson
-
+from app.ui.bulk.json_lines import to_line
 from app.ui.bulk.mapping import text_of
 
 Status = Literal["completed", "failed", "left_out", "pending"]
@@ -85,7 +84,7 @@ async def to_jsonl(rows: AsyncIterable[AnsweredRow]) -> AsyncGenerator[bytes, No
     async for row in rows:
         answer = row.answer
         error = {"code": answer.error_code, "message": answer.error_message}
-        buffer += orjson.dumps(
+        buffer += to_line(
             {
                 "line": row.line,
                 "input": row.columns,
@@ -97,8 +96,7 @@ async def to_jsonl(rows: AsyncIterable[AnsweredRow]) -> AsyncGenerator[bytes, No
                 "prompt_tokens": answer.prompt_tokens,
                 "completion_tokens": answer.completion_tokens,
                 "result_id": answer.result_id or None,
-            },
-            option=orjson.OPT_APPEND_NEWLINE,
+            }
         )
         if len(buffer) >= _CHUNK:
             yield bytes(buffer)

@@ -164,7 +164,7 @@ def _csv_rows(lines: Iterator[str], delimiter: str) -> Iterator[Row]:
     for line, cells, error in records:
         if error:
             yield Row(line, {}, error)
-        elif len(cells) > len(columns):
+        elif any(cells[len(columns) :]):  # behind commas at a line's end there is nothing
             yield Row(
                 line,
                 dict(zip(columns, cells, strict=False)),
@@ -173,7 +173,7 @@ def _csv_rows(lines: Iterator[str], delimiter: str) -> Iterator[Row]:
             )
         else:
             cells += [""] * (len(columns) - len(cells))
-            yield Row(line, dict(zip(columns, cells, strict=True)))
+            yield Row(line, dict(zip(columns, cells, strict=False)))
 
 
 def _records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str], str]]:

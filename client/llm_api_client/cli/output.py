@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from llm_api_client.json_lines import to_line
 from llm_api_client.schemas import Result
 
 _COLOURS = {"completed": "32", "ready": "32", "failed": "31", "pending": "33", "dim": "2"}
@@ -28,7 +27,7 @@ class Output:
 
     def json(self, value: Any) -> None:
         """One JSON document, or a line of one."""
-        sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+        sys.stdout.write(to_line(value).decode())
 
     def text(self, text: str) -> None:
         """Text of a model as it is; on a terminal without its control characters."""

@@ -67,7 +67,7 @@ class Batcher:
                 key = self._key(row, number)
                 item = self._item(encode, shared, key, row)
                 if keys.get(key, item.body) != item.body:
-                    raise DuplicateKeyError(f"the key {key} belongs to another row, too")
+                    raise DuplicateKeyError(f"the key {key} of row {number} is another row's, too")
             except RowError as error:
                 code = "duplicate_key" if isinstance(error, DuplicateKeyError) else "invalid_row"
                 batch.failed.append(failed_row(key, code, str(error)))

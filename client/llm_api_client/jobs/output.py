@@ -16,6 +16,7 @@ from llm_api_client.errors import ConfigurationError, LLMAPIError
 from llm_api_client.jobs.files import FileLock, replace, sync_names
 from llm_api_client.jobs.parquet import parquet_library, write_parquet
 from llm_api_client.jobs.records import Row
+from llm_api_client.json_lines import to_line
 from llm_api_client.schemas import ResultError
 
 _BLOCK_BYTES = 1 << 16
@@ -41,10 +42,20 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     scores: list[float] | None = None
 
 
+class _Code(msgspec.Struct):
+    code: str
+
+
 class _Keyed(msgspec.Struct):
-    """The key of a line; its vector is not read."""
+    """The key of a line, and its error; its vector is not read."""
 
     key: str
+    error: _Code | None = None
+
+    @property
+    def is_repeated(self) -> bool:
+        """True for a row whose key is another row's: an answer under the key is not its own."""
+        return self.error is not None and self.error.code == "duplicate_key"
 
 
 class _Owner(msgspec.Struct):
@@ -83,7 +94,6 @@ class AnswerFile:
         self.lines = self._beside(".jsonl") if self.is_parquet else self.path
         self.failures = self._beside(".failed.jsonl")
         self._lock = FileLock(self._beside(".lock"))
-        self._encode = msgspec.json.Encoder().encode
         self._files: tuple[BinaryIO, BinaryIO] | None = None
 
     def _beside(self, suffix: str) -> Path:
@@ -144,7 +154,7 @@ class AnswerFile:
             for file, has_failed in ((failures, True), (answers, False)):
                 lines = [line_of(row) for row in rows if (row.error is not None) is has_failed]
                 if lines:
-                    file.writelines(self._encode(line) + b"\n" for line in lines)
+                    file.writelines(to_line(line) for line in lines)
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
@@ -164,9 +174,10 @@ class AnswerFile:
             self.close()
 
     def _drop_answered(self) -> None:
-        last = {
-            msgspec.json.decode(line, type=_Keyed).key: line for line in read_lines(self.failures)
-        }
+        last: dict[str | bytes, bytes] = {}
+        for line in read_lines(self.failures):
+            found = msgspec.json.decode(line, type=_Keyed)
+            last[line if found.is_repeated else found.key] = line
         if last:
             for line in read_lines(self.lines):
                 last.pop(msgspec.json.decode(line, type=_Keyed).key, None)

@@ -92,17 +92,29 @@ def _json_lines(path: Path) -> Iterator[Any]:
 
 
 def _csv_rows(path: Path) -> Iterator[Any]:
+    """Rows of a table. A column without a name (such as pandas' index) is `column 1` by its place."""
     csv.field_size_limit(_MAX_CELL)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     with path.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.DictReader(lines, delimiter=delimiter, restkey="")
+        reader = csv.reader(lines, delimiter=delimiter)
+        names: list[str] | None = None
         while True:
             try:
-                row = next(reader, None)
+                cells = next(reader, None)
             except (csv.Error, UnicodeDecodeError) as error:
                 raise ConfigurationError(f"{path}, line {reader.line_num + 1}: {error}.") from error
-            if row is None:
+            if cells is None:
                 return
-            is_whole = "" not in row and None not in row.values()
-            wrong = f"line {reader.line_num} has another number of cells than the first line"
-            yield row if is_whole else BadRow(wrong)
+            if not cells:
+                continue
+            if names is None:
+                names = [name or f"column {place}" for place, name in enumerate(cells, 1)]
+                continue
+            while len(cells) > len(names) and not cells[-1]:
+                del cells[-1]  # behind commas at the line's end
+            if len(cells) == len(names):
+                yield dict(zip(names, cells, strict=True))
+            else:
+                yield BadRow(
+                    f"line {reader.line_num} has another number of cells than the first line"
+                )

@@ -276,7 +276,7 @@ async def test_a_scrape_gets_through_a_flood(settings: Settings) -> None:
 async def test_the_api_is_scraped_in_a_flood(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.api.server._HEAD_SECONDS", 0.5)
+    monkeypatch.setattr("app.api.connection._HEAD_SECONDS", 0.5)
     async with serve(settings) as api:
         address = str(api.client.base_url.host), api.client.base_url.port
         flood = [await asyncio.open_connection(*address) for _ in range(150)]

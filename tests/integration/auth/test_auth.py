@@ -76,6 +76,13 @@ async def test_an_api_key_in_the_header_of_anthropics_clients(closed: Service) -
     for token, expected in ((key.text, 200), (sign(CLAIMS), 200), (new_key().text, 401), ("", 401)):
         answer = await closed.client.get("/results/", headers={"x-api-key": token})
         assert answer.status_code == expected
+    for other in ("", "Bearer", "Bearer ", "Basic dXNlcjpwYXNzd29yZA==", "Negotiate abc"):
+        for token, expected in ((key.text, 200), (new_key().text, 401)):
+            headers = {"x-api-key": token, "Authorization": other}
+            answer = await closed.client.get("/results/", headers=headers)
+            assert answer.status_code == expected, other
+        answer = await closed.client.get("/results/", headers={"Authorization": other})
+        assert_problem(answer, 401, "unauthenticated")
     both = {"x-api-key": key.text} | bearer(new_key().text)
     assert (await closed.client.get("/results/", headers=both)).status_code == 401
     twice = [("x-api-key", key.text), ("x-api-key", new_key().text)]
@@ -333,6 +340,26 @@ async def test_nothing_of_a_token_is_logged_or_answered(
             assert not [
                 part for part in re.split(r"[._]", text) if len(part) > 12 and part in shown
             ]
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "sk-proj-Ab3",
+        "hf_Ab3",
+        "SG.Ab3.Cd4",
+        "id.secret",
+        "none",
+        "llm_x",
+        f"llm_0123456789ab_{'x' * 43}",
+    ],
+)
+async def test_the_key_of_another_service_is_named_so(closed: Service, foreign: str) -> None:
+    for headers in (bearer(foreign), {"x-api-key": foreign}):
+        for path in ("/v1/chat/completions", "/v1/messages", "/results/"):
+            answer = await closed.client.post(path, headers=headers)
+            assert_refusal(path, answer, 401, "invalid_token")
+            assert "invalid API key" in answer.text
 
 
 async def test_several_headers_are_refused(closed: Service) -> None:

@@ -276,6 +276,13 @@ def test_the_bounds_are_the_services_own() -> None:
     longest = next(m.le for m in api["max_wait_seconds"].metadata if hasattr(m, "le"))
     assert read_timeout
     assert int(read_timeout[1]) * 3600 > longest
+    kept = [
+        int(seconds)
+        for seconds in re.findall(r"^ {8}keepalive_timeout (\d+)s;", CONFIGURATION, re.M)
+    ]
+    assert len(kept) == 2
+    for fields in (api, page):
+        assert fields["idle_connection_seconds"].default > 2 * max(kept)
 
 
 async def status_of_announced(

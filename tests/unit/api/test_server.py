@@ -8,7 +8,8 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
-from app.api.server import Connection, _Server
+from app.api.connection import Connection
+from app.api.server import _Server
 from tests.integration.support import until
 
 CONNECTIONS = 320

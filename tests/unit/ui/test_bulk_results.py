@@ -8,13 +8,22 @@ from typing import Any
 import orjson
 import pytest
 
-from app.ui.bulk.kept_rows import LineTooLongError, split_lines
+from app.ui.bulk.json_lines import to_line
+from app.ui.bulk.kept_rows import LineTooLongError, kept_line, split_lines
 from app.ui.bulk.results import Answer, AnsweredRow, answer_of, escape_formula, to_csv, to_jsonl
+from app.ui.bulk.table import Row
 
 
 async def pieces_of(content: bytes, size: int) -> AsyncIterator[bytes]:
     for start in range(0, len(content), size):
         yield content[start : start + size]
+
+
+def test_lines_are_one_for_each_reader() -> None:
+    text = "one\x85two\u2028three\u2029four é"
+    for line in (to_line([text]), kept_line(Row(1, {text: text}), "jsonl", text)):
+        assert len(line.decode().splitlines()) == 1
+    assert orjson.loads(to_line([text])) == [text]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

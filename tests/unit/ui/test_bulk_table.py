@@ -99,6 +99,13 @@ def test_rows_with_more_or_fewer_cells() -> None:
     assert "3 cells, and there are 2 columns" in rows[1].error
 
 
+def test_commas_behind_the_last_cell_are_none() -> None:
+    rows = read(",a,b\n0,1,2,,\n1,3,\n", delimiter=",")
+    assert [(row.values, row.error) for row in rows] == [
+        ({"column 1": "0", "a": "1", "b": "2"}, ""), ({"column 1": "1", "a": "3", "b": ""}, ""),
+    ]  # fmt: skip
+
+
 def test_a_wrong_quotation_mark_costs_its_row_alone() -> None:
     rows = read('a,b\n1,"x" y\n2,z\n')
     assert (rows[0].line, rows[0].values) == (2, {})

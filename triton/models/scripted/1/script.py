@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 DEFAULT_MAX_TOKENS = 16
 MAX_CHUNKS = 100_000
+_WORD = re.compile(r"[^ \t\r\n]+")  # other line ends are within a word
 WORDS = (  # noqa: SIM905 - one line a word otherwise
     "amber basil cedar délta ember fjørd garnet hazel indigo jasper krill lumen maple naïve onyx "
     "pearl quartz river sable topaz umber vesper willow xenon yarrow zephyr 漢字 Ωmega 🙂 привет "
@@ -92,7 +94,7 @@ def write_script(prompt: str, sampling: dict[str, Any]) -> Script:
         raise RefusedError("n must be 1")
     max_tokens = whole_number("max_tokens", sampling.get("max_tokens"), least=1)
     if "text" in directive:
-        words = directive["text"].split()
+        words = _WORD.findall(directive["text"])
         length = min(len(words), directive.get("chunks", MAX_CHUNKS))
     else:
         length = directive.get("chunks")
