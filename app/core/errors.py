@@ -68,9 +68,8 @@ ENGINE_CRASHED = Failure(
 )
 NOT_TRIED = Failure(
     FailureCode.ENGINE_CRASHED,
-    "The engine or its worker died twice while it ran this request and others. It was not tried alone, as "
-    "other requests of this team ended engines or workers often within an hour: look for those that "
-    "failed with engine_crashed or worker_lost, then send this one again.",
+    "The engine or its worker died twice while it ran this request and others. It was not tried alone: look for "
+    "requests of this team that failed with engine_crashed or worker_lost, then send it again.",
     True,
 )
 INTERNAL_ERROR = Failure(

@@ -66,7 +66,7 @@ SELECT count(*), {notify_ids(ENDED)}, {NOTIFY_DELIVERIES} FROM ended
 
 # Suspects that run on workers, and for how long.
 _RUNNING = f"""
-SELECT model_name, team_id, max(extract(epoch FROM clock_timestamp() - started_at))::float8 AS seconds
+SELECT model_name, team_id, coalesce(max(extract(epoch FROM clock_timestamp() - started_at)), 0)::float8 AS seconds
 FROM results WHERE worker_id = ANY($1::uuid[]) AND state = 'pending' AND engine_deaths >= {SUSPECT_DEATHS}
 GROUP BY model_name, team_id
 """

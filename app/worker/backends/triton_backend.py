@@ -210,10 +210,8 @@ class Generation(Attempt):
         if isinstance(error, ModelFailedError):
             return AttemptOutcome.FAILED, Failure(FailureCode.MODEL_ERROR, str(error), True)
         self.model_is_dead = isinstance(error, ModelDeadError)
-        outcome = (
-            AttemptOutcome.RETURNED if isinstance(error, NotTakenError) else AttemptOutcome.LOST
-        )
-        return outcome, _triton_lost(error)
+        was_taken = not isinstance(error, NotTakenError)
+        return AttemptOutcome.LOST if was_taken else AttemptOutcome.RETURNED, _triton_lost(error)
 
     def _lost(self) -> Failure:
         return _triton_lost("the model's process died")

@@ -328,7 +328,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("count", {"query": [5, 60_000]}, "query.1"),  # beyond the vocabulary
     ("count", {"query": [10**30]}, "query.tokens.0"),
     ("count", {"query": [1.5]}, "query.tokens.0"),
-    ("count", {"query": [5.0]}, "query.tokens.0"),
+    ("count", {"query": [5.5]}, "query.tokens.0"),
     ("count", {"query": ["5"]}, "query.tokens.0"),
     ("count", {"query": [True]}, "query.tokens.0"),
     ("count", {"query": [None]}, "query.tokens.0"),

@@ -28,16 +28,7 @@ from generation_request import (
 )
 from grammar_watch import reason_of
 from response_stream import ResponseStream, Senders
-from session_messages import (
-    Ack,
-    Cancel,
-    Close,
-    Command,
-    MessageError,
-    Open,
-    Submit,
-    Watch,
-)
+from session_messages import Ack, Cancel, Close, Command, MessageError, Open, Submit, Watch
 from session_slots import Output, Slot, take_response
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
