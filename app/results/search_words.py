@@ -24,8 +24,10 @@ _LONG_RUNS = rf"\S{{{RUN},{RUN + _LONGER}}}[-_~@.:&<]"
 
 
 def cut_sql(text: str) -> str:
-    """A text whose runs are short."""
-    return f"regexp_replace({text}, '{_LONG_RUNS}', '\\& ', 'g')"
+    """A text whose runs are short. Nearly all texts have no long one, which a search finds in a fifth of the time."""
+    return rf"""(
+    SELECT CASE WHEN t ~ '\S{{{RUN}}}' THEN regexp_replace(t, '{_LONG_RUNS}', '\& ', 'g') ELSE t END
+    FROM (SELECT {text} AS t OFFSET 0) t)"""  # noqa: S608 - of our own expressions
 
 
 # OFFSET 0: each is computed once, or each use of it would compute it again.
