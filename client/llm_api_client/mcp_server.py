@@ -5,6 +5,7 @@
 
 import asyncio
 import functools
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,7 +17,13 @@ _INSTRUCTIONS = (
     "Prompts become stored results, which survive restarts of everything. Send a prompt, go on with other work, "
     "and wait for its result by its id. Send related prompts first, and wait for them afterwards."
 )
+# Below the time that the protocol's clients wait for an answer: 60 s, or from one report of progress to the next.
+_WAIT_SECONDS = 45.0
 _MAX_WAIT_SECONDS = 600.0
+_REPORT_SECONDS = 10.0
+
+Report = Callable[[float, float], Awaitable[None]]
+"""Gets the seconds that have passed, and those of the whole wait."""
 
 
 def create_server(client: AsyncClient) -> Any:
@@ -27,6 +34,7 @@ def create_server(client: AsyncClient) -> Any:
     """
     try:
         from mcp.server import MCPServer
+        from mcp.server.mcpserver import Context
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError:
         raise ConfigurationError(
@@ -34,7 +42,8 @@ def create_server(client: AsyncClient) -> Any:
         ) from None
     server = MCPServer("llm-api", instructions=_INSTRUCTIONS)
     tools = Tools(client)
-    for tool in (tools.send, tools.wait, tools.search, tools.attribute, tools.models):
+    wait = _with_reports(tools.wait, Context)
+    for tool in (tools.send, wait, tools.search, tools.attribute, tools.models):
         server.tool(structured_output=False)(_explained(tool, ToolError))
     return server
 
@@ -50,6 +59,21 @@ def _explained(tool: Callable[..., Awaitable[Any]], kind: type[Exception]) -> An
             raise kind(str(error)) from error
 
     return explained
+
+
+def _with_reports(wait: Callable[..., Awaitable[Any]], context_type: type) -> Any:
+    """The tool, whose waits are reported to the agent's client. The server gives a context by its type."""
+
+    async def reported(
+        id: str,  # noqa: A002
+        seconds: float = _WAIT_SECONDS,
+        context: Any = None,
+    ) -> Any:
+        return await wait(id, seconds, context.report_progress)
+
+    reported.__name__, reported.__doc__ = "wait", wait.__doc__
+    reported.__annotations__["context"] = context_type
+    return reported
 
 
 class Tools:
@@ -84,16 +108,25 @@ class Tools:
         )
         return _summary(result)
 
-    async def wait(self, id: str, seconds: float = 60) -> dict[str, Any]:  # noqa: A002
+    async def wait(
+        self,
+        id: str,  # noqa: A002
+        seconds: float = _WAIT_SECONDS,
+        report: Report | None = None,
+    ) -> dict[str, Any]:
         """Wait up to some seconds for the end of a result, and return its state and text.
 
         A result that is still pending continues: wait for it again later.
         """
-        try:
-            result = await self._client.wait(id, timeout=min(seconds, _MAX_WAIT_SECONDS))
-        except WaitTimeoutError:
-            result = await self._client.get(id, partial=True)
-        return _summary(result)
+        seconds = min(seconds, _MAX_WAIT_SECONDS)
+        began = time.monotonic()
+        while (left := seconds - (time.monotonic() - began)) > 0:
+            try:
+                return _summary(await self._client.wait(id, timeout=min(left, _REPORT_SECONDS)))
+            except WaitTimeoutError:
+                if report is not None:
+                    await report(min(seconds, time.monotonic() - began), seconds)
+        return _summary(await self._client.get(id, partial=True))
 
     async def search(self, words: str, limit: int = 10) -> list[dict[str, Any]]:
         """Find past results by words of their prompts and texts, newest first."""

@@ -71,8 +71,23 @@ async def test_an_agent_uses_the_tools(one: Service, tmp_path: Path) -> None:
         (endless,) = await call(
             agent, "send", prompt="{{chunks=900 delay_ms=50}}", model="scripted", max_tokens=900
         )
-        (pending,) = await call(agent, "wait", id=endless["id"], seconds=0.1)
-        assert pending["state"] == "pending"
+        reports: list[tuple[float, float | None]] = []
+
+        async def note(progress: float, total: float | None, message: str | None) -> None:
+            reports.append((progress, total))
+
+        answer = await agent.call_tool(
+            "wait", {"id": endless["id"], "seconds": 0.1}, progress_callback=note
+        )
+        (part,) = answer.content
+        assert isinstance(part, TextContent)
+        assert json.loads(part.text)["state"] == "pending"
+        assert reports[-1] == (0.1, 0.1)
+        (wait,) = (tool for tool in tools if tool.name == "wait")
+        assert (
+            wait.input_schema["properties"]["seconds"]["default"] < 60
+        )  # what clients wait for an answer
+        assert wait.input_schema["properties"].keys() == {"id", "seconds"}
         while not (found := await call(agent, "search", words="unmistakable")):
             pass
         assert found[0]["id"] == sent["id"]
