@@ -26,6 +26,24 @@ from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
+from vllm.v1.structured_output.backend_guidance import process_for_additional_properties
+
+# Members whose schemas are of the same value as their neighbours'.
+_OF_ONE_VALUE = ("allOf", "anyOf", "oneOf", "$ref")
+
+
+def has_parts_of_objects(schema: Any) -> bool:
+    """Whether several schemas may describe one object: none of them names all of its members."""
+    if isinstance(schema, list):
+        return any(map(has_parts_of_objects, schema))
+    if not isinstance(schema, dict):
+        return False
+    several = schema.get("allOf")
+    if isinstance(several, list) and len(several) > 1:
+        return True
+    if "properties" in schema and any(name in schema for name in _OF_ONE_VALUE):
+        return True
+    return any(map(has_parts_of_objects, schema.values()))
 
 
 class EngineRequests:
@@ -48,7 +66,11 @@ class EngineRequests:
             raise RefusedError(f"unknown lora_name {request.lora_name!r}; known: {known}")
 
     def adapt_schema(self, sampling: SamplingParams) -> None:
-        """llguidance takes alternatives of `oneOf` that may overlap only if it may join them (`anyOf`)."""
+        """llguidance takes alternatives of `oneOf` that may overlap only if it may join them (`anyOf`).
+
+        It lets a model add members without end to an object; as xgrammar, which vLLM would choose, this
+        does not, where the schema does not name them.
+        """
         wanted = sampling.structured_outputs
         if wanted is None or wanted.json is None or not self.uses_guidance:
             return
@@ -57,6 +79,8 @@ class EngineRequests:
         except ValueError:
             return  # vLLM refuses it
         if isinstance(schema, dict):
+            if not has_parts_of_objects(schema):
+                schema = process_for_additional_properties(schema)
             options = {"coerce_one_of": True, "whitespace_flexible": self.takes_whitespace}
             wanted.json = schema | {"x-guidance": options}
 
