@@ -33,7 +33,7 @@ _OF_ONE_VALUE = ("allOf", "anyOf", "oneOf", "$ref")
 
 
 def has_parts_of_objects(schema: Any) -> bool:
-    """Whether several schemas may describe one object: none of them names all of its members."""
+    """Return whether several schemas may describe one object: none of them names all of its members."""
     if isinstance(schema, list):
         return any(map(has_parts_of_objects, schema))
     if not isinstance(schema, dict):
