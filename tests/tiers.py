@@ -2,7 +2,9 @@
 
 All of `tests/e2e`, `tests/browser` and `tests/chaos` are trials; others have the mark themselves. `make test`
 has tests of up to two seconds. One that needs longer and belongs there has the mark `slow` with its reason.
-With `--strict-tiers`, as in .ci/run, any other slow test fails, and so does one that is skipped.
+With `--strict-tiers`, as in .ci/run, any other slow test fails, and so does one that is skipped. Seconds are those of
+a machine of two cores of its own: a test that seems slow is run again, each time beside a measurement of the machine's
+pace, and a machine at half that pace has twice the time.
 """
 
 import time
@@ -16,6 +18,8 @@ _FAST_SECONDS = 2.0
 _TRIAL_SECONDS = 240.0  # after which a trial without a limit of its own hangs; pyproject.toml has that of the others
 # A machine that stalls, or is busy, makes any test slow once.
 _MEASUREMENTS = 3
+# What `_measure_pace` takes there, beside a second process of tests.
+_PACE_SECONDS = 0.3
 _TESTS = Path(__file__).resolve().parent
 _TRIALS = tuple(_TESTS / folder for folder in ("e2e", "browser", "chaos"))
 
@@ -88,19 +92,31 @@ class Measurement:
         result = yield
         if any(item.get_closest_marker(name) for name in ("trial", "slow")):
             return result
-        times = [self._own]
+        if self._own <= _FAST_SECONDS:
+            return result
+        pace = _measure_pace()
+        times = [self._own / pace]
         while min(times) > _FAST_SECONDS and len(times) < _MEASUREMENTS and not self._has_failed:
-            self._own = 0.0
+            self._own, before = 0.0, pace
             item._initrequest()  # type: ignore[attr-defined]
             for report in runtestprotocol(item, log=False, nextitem=nextitem):
                 self._own += report.duration if report.when != "teardown" else 0.0
                 if not report.passed:
                     self._has_failed = True
                     item.ihook.pytest_runtest_logreport(report=report)
-            times.append(self._own)
+            pace = _measure_pace()
+            times.append(self._own / ((before + pace) / 2))
         if min(times) > _FAST_SECONDS and not self._has_failed:
             item.ihook.pytest_runtest_logreport(report=_too_slow(item, times))
         return result
+
+
+def _measure_pace() -> float:
+    """How many times longer this machine takes now than the one that the limit is for; at least 1."""
+    began, total = time.perf_counter(), 0
+    for number in range(2_000_000):
+        total += number * number % 7
+    return max(1.0, (time.perf_counter() - began) / _PACE_SECONDS)
 
 
 def _too_slow(item: pytest.Item, times: list[float]) -> pytest.TestReport:
