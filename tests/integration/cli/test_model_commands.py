@@ -114,6 +114,7 @@ def test_an_entry_holds_all_that_a_container_needs(weights: Path, tmp_path: Path
     assert found.template is not None
 
 
+@pytest.mark.trial  # starts the command twice
 def test_an_entry_is_written_again_under_its_name(weights: Path, tmp_path: Path) -> None:
     for length in ("100", "200"):
         assert write(tmp_path, weights, "--name", "mine", "--max-model-len", length).returncode == 0
