@@ -65,6 +65,7 @@ class AnthropicModelRead(BaseModel):
     lifecycle: Literal["active"]
     max_input_tokens: int | None
     max_tokens: int | None
+    capabilities: None
 
 
 class AnthropicModelListRead(BaseModel):
@@ -126,6 +127,7 @@ def _to_anthropic(model: Model, name: str) -> dict[str, Any]:
         "lifecycle": "active",
         "max_input_tokens": model.max_model_len,
         "max_tokens": model.max_model_len,
+        "capabilities": None,
     }
 
 

@@ -17,6 +17,9 @@ from app.inference.reasoning import Piece, Reasoning
 from app.inference.tool_calls import ToolCall, call_id
 from app.results.rows import ResultRow
 
+# Members that the schema requires, of features that this service does not have.
+_NO_DETAILS = {"stop_details": None, "container": None}
+
 
 class MessageRead(BaseModel):
     model_config = ConfigDict(extra="allow")
@@ -28,6 +31,8 @@ class MessageRead(BaseModel):
     content: list[dict[str, Any]]
     stop_reason: str | None
     stop_sequence: str | None
+    stop_details: None
+    container: None
     usage: dict[str, Any]
 
 
@@ -60,6 +65,7 @@ class MessageShape:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            **_NO_DETAILS,
             "usage": _usage(0, 0),
         }
 
@@ -74,7 +80,7 @@ class MessageShape:
         return usage
 
     def ending(self, row: ResultRow, calls: int) -> dict[str, Any]:
-        """`stop_reason` and `stop_sequence` of a completed result with this number of calls."""
+        """Why a completed result with this number of calls ended."""
         stop = matched_stop(row.text, row.finish_reason, self.stops)
         reason = "end_turn"
         if row.finish_reason == "length":
@@ -85,7 +91,8 @@ class MessageShape:
             reason = "tool_use"
         elif stop is not None:
             reason = "stop_sequence"
-        return {"stop_reason": reason, "stop_sequence": stop if reason == "stop_sequence" else None}
+        stopped = stop if reason == "stop_sequence" else None
+        return {"stop_reason": reason, "stop_sequence": stopped} | _NO_DETAILS
 
 
 def message_to_wire(shape: MessageShape, row: ResultRow) -> dict[str, Any]:
@@ -109,7 +116,7 @@ def message_to_wire(shape: MessageShape, row: ResultRow) -> dict[str, Any]:
 def open_block(result_id: UUID, piece: str | Reasoning) -> tuple[dict[str, Any], str, str]:
     """An empty block for a piece, the name of the member that the text goes to, and the text."""
     if isinstance(piece, str):
-        return {"type": "text", "text": ""}, "text", piece
+        return {"type": "text", "text": "", "citations": None}, "text", piece
     block = {"type": "thinking", "thinking": "", "signature": signature_of(result_id)}
     return block, "thinking", piece.text
 
@@ -127,7 +134,13 @@ def call_to_wire(
     tool_format = tools.tool_format if tools else None
     identifier = call_id(tool_format, result_id, number).replace("call_", "toolu_", 1)
     arguments = parse_arguments(call.arguments) or {}
-    return {"type": "tool_use", "id": identifier, "name": call.name, "input": arguments}
+    return {
+        "type": "tool_use",
+        "id": identifier,
+        "name": call.name,
+        "input": arguments,
+        "caller": {"type": "direct"},
+    }
 
 
 def to_message_id(result_id: UUID) -> str:
@@ -181,11 +194,15 @@ class BlockReader:
 
 
 def _usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
-    # The engine reports no use of its cache.
+    # The engine reports no use of its cache. Anthropic's schema requires each member.
     return {
         "input_tokens": input_tokens,
         "output_tokens": output_tokens,
+        "output_tokens_details": None,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+        "server_tool_use": None,
+        "inference_geo": None,
         "service_tier": "standard",
     }

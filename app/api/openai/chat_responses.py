@@ -50,11 +50,11 @@ def chat_message(
 ) -> tuple[dict[str, Any], str | None]:
     """A completed result as the assistant's message, and its finish reason."""
     if rules.is_plain:
-        return {"role": "assistant", "content": row.text, "refusal": None}, row.finish_reason
+        return _message(row.text), row.finish_reason
     output = rules.read(row.text)
     content = output.content or None
     reasoning = output.reasoning + output.late_reasoning
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    message = _message(content)
     if rules.reasoning is not None and with_reasoning:
         message |= reasoning_to_wire(reasoning or None)
     if output.calls:
@@ -65,6 +65,10 @@ def chat_message(
     elif not output.content and not reasoning:
         message["content"] = ""
     return message, _finish_reason(rules, row.finish_reason, len(output.calls))
+
+
+def _message(content: str | None) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, "refusal": None, "annotations": []}
 
 
 def reasoning_to_wire(text: str | None) -> dict[str, str | None]:
@@ -88,13 +92,18 @@ def call_to_wire(identifier: str, call: ToolCall, use: ToolUse | None) -> dict[s
     return {"id": identifier, "type": "function", "function": function}
 
 
-def token_logprobs(tokens: Sequence[dict[str, dict[str, Any]]], count: int) -> list[dict[str, Any]]:
-    """Log probabilities of a text's tokens, each with the `count` most likely ones."""
+def token_logprobs(
+    tokens: Sequence[dict[str, dict[str, Any]]], count: int, no_bytes: list[int] | None = None
+) -> list[dict[str, Any]]:
+    """Log probabilities of a text's tokens, each with the `count` most likely ones.
+
+    `no_bytes` stands for bytes that are not known.
+    """
     content = []
     for token in tokens:
         if token:
-            entry = _token(sampled_of(token))
-            entry["top_logprobs"] = [_token(one) for one in likeliest(token, count)]
+            entry = _token(sampled_of(token), no_bytes)
+            entry["top_logprobs"] = [_token(one, no_bytes) for one in likeliest(token, count)]
             content.append(entry)
     return content
 
@@ -103,10 +112,10 @@ def _logprobs(tokens: Sequence[dict[str, dict[str, Any]]], count: int) -> dict[s
     return {"content": token_logprobs(tokens, count), "refusal": None}
 
 
-def _token(entry: dict[str, Any]) -> dict[str, Any]:
+def _token(entry: dict[str, Any], no_bytes: list[int] | None) -> dict[str, Any]:
     text = entry["decoded_token"] or ""
     # A token may be a part of a character; the engine does not return its bytes.
-    encoded = None if "\ufffd" in text else list(text.encode())
+    encoded = no_bytes if "\ufffd" in text else list(text.encode())
     return {"token": text, "logprob": logprob_of(entry), "bytes": encoded}
 
 

@@ -35,6 +35,11 @@ class ResponseRead(BaseModel):
     metadata: dict[str, str]
     background: bool
     previous_response_id: str | None
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    top_logprobs: int
 
 
 class InputItemListRead(ListRead):
@@ -113,7 +118,9 @@ def output_of(stored: StoredRequest, row: ResultRow, status: Status) -> list[dic
     if output.content or is_expected:
         part = text_part(output.content)
         if stored.logprobs is not None:
-            part["logprobs"] = token_logprobs(row.token_logprobs(), stored.logprobs)
+            tokens = row.token_logprobs()
+            # Null would be no list, which the dialect requires.
+            part["logprobs"] = token_logprobs(tokens, stored.logprobs, no_bytes=[])
         items.append(message_item(row.id, state, [part]))
     if output.late_reasoning:
         items.append(reasoning_item(row.id, state, output.late_reasoning, number=1))

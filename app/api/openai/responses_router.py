@@ -233,7 +233,7 @@ async def _submit(
         )
     if isinstance(answer, Accepted):
         return answer, prepared.stored
-    known = StoredRequest.of(answer.row.request)
+    known = StoredRequest.of(answer.row.request, answer.row.parameters)
     return answer, _counted(services, known, answer.row) if known else prepared.stored
 
 

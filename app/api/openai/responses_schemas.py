@@ -35,7 +35,7 @@ from app.api.openai.responses_input import (
 )
 from app.api.openai.responses_tools import ResponseFunction, ResponseTool
 from app.api.openai.schemas import OpenAIRequest
-from app.api.openai.stored_responses import DIALECT
+from app.api.openai.stored_responses import DIALECT, NEUTRAL
 from app.api.openai.tool_forms import custom_arguments, flatten, joined_name
 from app.api.output_rules import OutputRules
 from app.api.schema_parts import STRICT, ModelText, Refused
@@ -82,6 +82,9 @@ class Reasoning(BaseModel):
 
     effort: Annotated[str, Field(max_length=32)] | None = Field(
         None, description="Given to the model's template."
+    )
+    summary: JsonValue = Field(
+        None, description="Echoed: the item of the reasoning has its whole text, and no summary."
     )
 
 
@@ -201,8 +204,11 @@ class ResponseCreate(OpenAIRequest):
             reasoning = ""
         return messages
 
-    def to_stored(self, rules: OutputRules) -> str:
-        """Serialize the members that later responses echo, as JSON text."""
+    def to_stored(self, rules: OutputRules, defaults: Mapping[str, float] = {}) -> str:
+        """Serialize the members that later responses echo, as JSON text.
+
+        `defaults` are the model's own parameters of sampling.
+        """
         calls, use = None, rules.tools
         if use is not None:
             calls = {
@@ -219,7 +225,7 @@ class ResponseCreate(OpenAIRequest):
             "logprobs": (self.top_logprobs or 0) if self.has_logprobs else None,
             "calls": calls,
             "input": without_images(self._items()),
-            "echo": self._echo(),
+            "echo": self._echo() | self._sampling(defaults),
         }
         tools = self._own_tools()
         if any(tool["type"] != "function" for tool in tools):
@@ -229,7 +235,10 @@ class ResponseCreate(OpenAIRequest):
         return orjson.dumps(stored).decode()
 
     def _echo(self) -> dict[str, Any]:
-        text = self.text.format if self.text and self.text.format else {"type": "text"}
+        form = self.text.format if self.text else None
+        text: dict[str, Any] = form or {"type": "text"}
+        if text.get("type") == "json_schema":
+            text = {"description": None, "strict": False} | text
         return {
             "background": bool(self.background),
             "instructions": self.instructions,
@@ -240,22 +249,23 @@ class ResponseCreate(OpenAIRequest):
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": self.previous_response_id,
             "prompt_cache_key": self.prompt_cache_key,
-            "reasoning": {
-                "effort": self.reasoning.effort if self.reasoning else None,
-                "summary": None,
-            },
+            "reasoning": _to_reasoning(self.reasoning),
             "safety_identifier": self.safety_identifier,
             "service_tier": "default",
             "store": self.store is not False,
-            "temperature": self.temperature,
             "text": {"format": text},
             "tool_choice": self.tool_choice or "auto",
             "tools": [_to_function(one) for one, _ in flatten(self._own_tools())],
-            "top_logprobs": self.top_logprobs,
-            "top_p": self.top_p,
+            "top_logprobs": self.top_logprobs or 0,
             "truncation": "disabled",
             "user": self.user,
         }
+
+    def _sampling(self, defaults: Mapping[str, float]) -> dict[str, float]:
+        """The parameters that the model uses, as far as they are known: each is a number."""
+        known = NEUTRAL | {name: defaults[name] for name in NEUTRAL if name in defaults}
+        given = {name: getattr(self, name) for name in NEUTRAL}
+        return known | {name: value for name, value in given.items() if value is not None}
 
 
 # Members with the same name and meaning in a chat completion.
@@ -263,6 +273,14 @@ _SAME = (
     OpenAIRequest.model_fields.keys() & ChatRequest.model_fields.keys()
     - {"model", "metadata", "stream", "stream_options", "store", "n", "user"}
 ) | {"parallel_tool_calls", "chat_template_kwargs"}  # fmt: skip
+
+
+def _to_reasoning(given: Reasoning | None) -> dict[str, Any]:
+    summary = given.summary if given else None
+    return {
+        "effort": given.effort if given else None,
+        "summary": summary if summary in ("auto", "concise", "detailed") else None,
+    }
 
 
 def _to_response_format(given: Mapping[str, Any]) -> dict[str, Any]:

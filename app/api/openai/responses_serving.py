@@ -68,7 +68,8 @@ async def prepare_response(
         )
     options = chat.to_send_options(use)
     rules, options = await choose_rules(model.format, messages, arguments, options, use)
-    request = create.to_stored(rules)
+    defaults = model.format.default_parameters if model.format is not None else None
+    request = create.to_stored(rules, defaults or {})
     stored = StoredRequest.of(request)
     assert stored is not None
     group = GroupRequest(

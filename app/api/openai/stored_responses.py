@@ -17,6 +17,8 @@ from app.inference.tool_calls import ToolFormat
 from app.results.rows import ResultRow
 
 DIALECT = "responses"
+# Sampling that a response echoes where the request leaves it open: the dialect requires numbers.
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,15 +34,15 @@ class StoredRequest:
     rules: OutputRules
 
     @classmethod
-    def of(cls, request: str | None) -> "StoredRequest | None":
-        """Parse them; None for a result that is not a response."""
+    def of(cls, request: str | None, parameters: str = "{}") -> "StoredRequest | None":
+        """Parse them; None for a result that is not a response. `parameters` are the result's."""
         if request is None:
             return None
         members = orjson.loads(request)
         if members.pop("dialect", None) != DIALECT:
             return None
         # Among the members that are echoed: a process of an older version, too, reads the row.
-        echo = members["echo"]
+        echo = members["echo"] = _with_numbers(members["echo"], parameters)
         reasoning = echo.get("reasoning", {}).pop("rules", None)
         # As functions among the tools, which such a process reads; as the client sent them, here.
         sent = echo.get("reasoning", {}).pop("tools", None)
@@ -56,6 +58,15 @@ class StoredRequest:
     def counted_by(self, count_tokens: Callable[[str], int] | None) -> "StoredRequest":
         """The same request, whose tokens of reasoning are counted."""
         return replace(self, rules=replace(self.rules, count_tokens=count_tokens))
+
+
+def _with_numbers(echo: dict[str, Any], parameters: str) -> dict[str, Any]:
+    """The echo of a process of an older version with its numbers, which it has as null or not at all."""
+    if "presence_penalty" in echo:
+        return echo
+    known = NEUTRAL | {"top_logprobs": 0} | orjson.loads(parameters)
+    names = (*NEUTRAL, "top_logprobs")
+    return echo | {name: known[name] for name in names if echo.get(name) is None}
 
 
 def _to_use(
@@ -81,7 +92,7 @@ def from_response_id(text: str) -> UUID:
 
 def stored_of(row: ResultRow) -> StoredRequest:
     """The stored request. Raises NotFoundError for other results, and for responses that are not stored."""
-    stored = StoredRequest.of(row.request)
+    stored = StoredRequest.of(row.request, row.parameters)
     if stored is None or not stored.is_stored:
         raise NotFoundError(f"There is no response {to_response_id(row.id)!r}.")
     return stored

@@ -25,6 +25,24 @@ WEATHER: Any = {
 }
 CALL = '<tool_call> {"name": "weather", "arguments": {"town": "Ulm"} } </tool_call>'
 
+# Each member that Anthropic's schema requires.
+ENDED: dict[str, Any] = {
+    "stop_reason": "end_turn",
+    "stop_sequence": None,
+    "stop_details": None,
+    "container": None,
+}
+USED: dict[str, Any] = {
+    "output_tokens_details": None,
+    "cache_creation_input_tokens": 0,
+    "cache_read_input_tokens": 0,
+    "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+    "server_tool_use": None,
+    "inference_geo": None,
+    "service_tier": "standard",
+}
+ZERO = {"input_tokens": 0, "output_tokens": 0}
+
 
 @pytest.fixture
 async def client(calling: Service) -> AsyncIterator[AsyncAnthropic]:
@@ -84,12 +102,11 @@ async def test_a_message(
     )
     result = await native(calling, made.id)
     assert (made.type, made.role, made.model) == ("message", "assistant", "scripted")
-    assert plain(made)["content"] == [{"type": "text", "text": result["result"]}]
-    assert (made.stop_reason, made.stop_sequence) == ("end_turn", None)
-    assert (made.usage.input_tokens, made.usage.output_tokens) == (
-        result["usage"]["prompt_tokens"],
-        5,
-    )
+    whole = plain(made)
+    assert whole["content"] == [{"type": "text", "text": result["result"], "citations": None}]
+    assert {name: whole[name] for name in ENDED} == ENDED
+    counts = {"input_tokens": result["usage"]["prompt_tokens"], "output_tokens": 5}
+    assert whole["usage"] == USED | counts
     assert result["metadata"] == {"user_id": "someone"}
     assert (result["parameters"]["top_k"], result["parameters"]["temperature"]) == (7, 0.5)
     assert made._request_id
@@ -172,8 +189,13 @@ async def test_a_stream_has_the_events_of_the_message(
         if event.type == "message_start":
             message_id = event.message.id
             assert event.message.content == []
+            begun = ENDED | {"stop_reason": None, "usage": USED | ZERO}
+            assert begun.items() <= event.message.to_dict().items()
+        if event.type == "content_block_start":
+            assert event.content_block.to_dict() == {"type": "text", "text": "", "citations": None}
         if event.type == "message_delta":
-            assert event.delta.stop_reason == "end_turn"
+            assert event.delta.to_dict() == ENDED
+            assert event.usage.to_dict().keys() == USED.keys() | ZERO.keys()
             assert event.usage.output_tokens == 60
             assert event.usage.input_tokens > 0
     deltas = kinds.count("content_block_delta")
@@ -212,11 +234,12 @@ async def test_a_tool_is_called(client: AsyncAnthropic) -> None:
         call = made.content[1]
         assert (call.name, call.input) == ("weather", {"town": "Ulm"})
         assert call.id.startswith("toolu_")
+        assert call.to_dict()["caller"] == {"type": "direct"}
         assert made.stop_reason == "tool_use"
         async with client.messages.stream(**body_of(prompt, tools=[WEATHER], **members)) as stream:
             final = await stream.get_final_message()
         assert [block.type for block in final.content] == kinds
-        assert final.content[1].input == {"town": "Ulm"}  # type: ignore[union-attr]
+        assert plain(final)["content"][1] == call.to_dict() | {"id": final.content[1].id}  # type: ignore[union-attr]
         assert final.content[0].text == made.content[0].text  # type: ignore[union-attr]
         assert final.stop_reason == "tool_use"
 

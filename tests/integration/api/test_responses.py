@@ -104,6 +104,21 @@ async def test_a_response(calling: Service, client: AsyncOpenAI) -> None:
         await client.responses.delete(made.id)
 
 
+async def test_a_response_has_the_models_sampling(tool_settings: Settings) -> None:
+    """Whole, read again, and in the events: what the request leaves open is the model's own."""
+    version = tool_settings.model_repository / "scripted" / "1"
+    (version / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    expected = {"temperature": 0.6, "top_p": 1.0, "presence_penalty": 0.5, "frequency_penalty": 0.0}
+    async with serve(tool_settings, with_worker=True) as service, openai_client(service) as client:
+        made = await ask(client, "{{chunks=2}}", extra_body={"presence_penalty": 0.5})
+        stream = await client.responses.retrieve(made.id, stream=True)
+        events: list[Any] = [one async for one in stream]
+        again = await client.responses.retrieve(made.id)
+    for response in (made, again, events[0].response, events[-1].response):
+        assert expected.items() <= response.to_dict().items()
+        assert response.top_logprobs == 0
+
+
 async def test_what_the_length_cut_is_incomplete(client: AsyncOpenAI) -> None:
     made = await ask(client, "{{chunks=50}}", max_output_tokens=3)
     assert made.status == "incomplete"
