@@ -59,7 +59,7 @@ def _check(schema: Any, text: str) -> Fault | None:
 
 
 async def _behind_reasoning(model_name: str, text: str, registry: ModelRegistry) -> list[str]:
-    """What may be the text behind its reasoning, if the engine lets the model reason first.
+    """Candidates for the text behind its reasoning, if the engine lets the model reason first.
 
     The worker does not know whether the prompt ends inside of reasoning. Where it does not have the model's files either, each
     format is tried.

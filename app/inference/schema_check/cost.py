@@ -4,7 +4,7 @@ A validator tries a part of a schema again for each way that leads to it: `allOf
 definition, which has two such references itself, and so on, takes 2^n steps.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -109,13 +109,13 @@ class Cost:
         of_values, of_characters = self._levels[level]
         return of_values.get(root, 1), of_characters.get(root, 0)
 
-    def _count(self, own: Any, kind: int) -> dict[int, int]:
-        above = self._levels[-1][kind] if self._levels else None
+    def _count(self, own: Callable[[dict[str, Any], int], int], kind: int) -> dict[int, int]:
+        above = self._levels[-1][kind] if self._levels else {}
         counts: dict[int, int] = {}
         for part in self._order:
             count = own(part, len(self._levels))
-            for group in self._children[id(part)] if above is not None else ():
-                count += max((above[id(one)] for one in group), default=0)
+            for group in self._children[id(part)]:
+                count += max((above.get(id(one), 0) for one in group), default=0)
             count += sum(counts[id(one)] for one in self._here[id(part)])
             counts[id(part)] = min(count, _VERY_MANY)
         return counts

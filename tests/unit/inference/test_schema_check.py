@@ -21,7 +21,7 @@ UNION = {"anyOf": [{"type": "integer"}, {"type": "boolean"}, {"type": "null"}]}
 
 def fault_of(schema: Any, text: str) -> Fault | None:
     found = compiled(schema)
-    return found and found.fault_of(text)
+    return None if found is None else found.fault_of(text)
 
 
 @pytest.mark.parametrize(

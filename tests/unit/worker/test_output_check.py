@@ -37,7 +37,7 @@ def code_of(
     registry = cast(ModelRegistry, Known())
     failure = asyncio.run(check_output(claim, reason, written, registry))
     assert failure is None or not failure.retryable
-    return failure and failure.code
+    return None if failure is None else failure.code
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_end_and_the_parameters_decide_what_is_checked(
 @pytest.mark.parametrize("opening", ["<think>", ""])
 def test_reasoning_is_not_part_of_the_text(opening: str) -> None:
     thought = f"{opening}it is 1</think>\n"
-    behind = {"reasoning": ReasoningFormat.THINK, "constrains_reasoning": False}
+    behind: dict[str, Any] = {"reasoning": ReasoningFormat.THINK, "constrains_reasoning": False}
     assert code_of(thought + GOOD, **behind) is None
     assert code_of(thought + WRONG, **behind) == FailureCode.INVALID_OUTPUT
     assert code_of(thought, **behind) == FailureCode.INVALID_OUTPUT
