@@ -1,7 +1,6 @@
 """Errors as data: status, stable code, and a message that names the remedy.
 
-`ServiceError` is the response to a request (RFC 9457 problem+json); `Failure` is stored with a failed
-result. Nothing else in the service builds an error body.
+`ServiceError` is a response (RFC 9457), `Failure` is stored with a failed result. No other code builds error bodies.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -22,6 +21,7 @@ class FailureCode(StrEnum):
     CANCELLED = "cancelled", 409
     DEADLINE_EXCEEDED = "deadline_exceeded", 504
     INVALID_REQUEST = "invalid_request", 422
+    INVALID_OUTPUT = "invalid_output", 502
     MODEL_ERROR = "model_error", 502
     GRAMMAR_TOO_SLOW = "grammar_too_slow", 422
     ENGINE_CRASHED = "engine_crashed", 502

@@ -117,12 +117,12 @@ class Combinations:
             return _VERY_MANY
         self._depth += 1
         self._of_places[place] = 1  # for a circle
-        self._of_places[place] = self._alternatives(_find(self._schema, place))
+        self._of_places[place] = self._alternatives(find_part(self._schema, place))
         self._depth -= 1
         return self._of_places[place]
 
 
-def _find(schema: Any, place: str) -> Any:
+def find_part(schema: Any, place: str) -> Any:
     """The part of a schema at a local reference (RFC 6901); None if there is none."""
     for name in unquote(place.removeprefix("#")).split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")

@@ -6,6 +6,8 @@ A stream's error reaches the client as text alone. Each pattern's source is in d
 import re
 from collections.abc import Callable
 
+from app.core import metrics
+
 
 class GenerationError(Exception):
     """Base of all ways in which a generation can end without its last token."""
@@ -131,3 +133,20 @@ def _first(
     rules: list[Rule], message: str, otherwise: type[GenerationError]
 ) -> type[GenerationError]:
     return next((family for search, family in rules if search(message)), otherwise)
+
+
+_KINDS = (
+    (ModelDeadError, "dead"),
+    (EngineUnhealthyError, "dead"),
+    (EngineDeadError, "dead"),
+    (NotTakenError, "not_taken"),
+    (StreamLostError, "lost"),
+    (RefusedError, "refused"),
+    (ModelFailedError, "failed"),
+)
+
+
+def count_error(error: GenerationError, model: str) -> None:
+    """Count it in the metrics by its kind."""
+    kind = next((name for family, name in _KINDS if isinstance(error, family)), metrics.OTHER)
+    metrics.TRITON_ERRORS.of(model, kind).inc()

@@ -38,6 +38,10 @@ REMEDIES: Mapping[str, tuple[str, str]] = {
         "The service has an internal error.",
         "Retry once; if it fails again, notify the operator: the log has the reason.",
     ),
+    "invalid_output": (
+        "The text does not follow its JSON schema.",
+        "Its text is kept. Send it again; if that fails again, describe the schema in the prompt.",
+    ),
     "invalid_request": (
         "The model refused the request.",
         "Change the member that the message names, then send it again.",

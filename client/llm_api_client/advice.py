@@ -25,6 +25,7 @@ ADVICE = {
     "index_unavailable": "Notify the operator: the index cannot be opened.",
     "infini_gram_error": "Retry once; then notify the operator.",
     "internal_error": "Retry once; then notify the operator.",
+    "invalid_output": "Send the request again; if it recurs, describe the schema in the prompt.",
     "invalid_query": _CHANGE,
     "grammar_too_slow": "Send a simpler constraint.",
     "invalid_request": _CHANGE,

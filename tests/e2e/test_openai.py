@@ -14,6 +14,7 @@ from openai import AsyncOpenAI, OpenAI
 from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
 from tests.conftest import Service
+from tests.constraints import ENFORCED, NOT_ENFORCED
 from tests.integration.support import serve
 
 pytestmark = pytest.mark.timeout(300)
@@ -165,30 +166,6 @@ async def test_a_constraint_that_makes_no_sense_does_no_harm(
             )
         answer = await client.completions.create(model="demo", prompt="x", max_tokens=4)
         assert answer.choices[0].finish_reason in ("stop", "length")
-
-
-NOT_ENFORCED = [
-    ({"json": {"not": {"type": "null"}}}, "not"),
-    ({"json": {"if": {"type": "null"}, "then": {"const": None}}}, "if"),
-    ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
-    ({"json": {"type": "array", "contains": {"const": 1}}}, "contains"),
-    ({"json": {"type": "object", "propertyNames": {"pattern": "^a"}}}, "propertyNames"),
-    ({"json": {"type": "object", "dependentRequired": {"a": ["b"]}}}, "dependentRequired"),
-    ({"json": {"$ref": "https://example.com/schema"}}, "https://example.com/schema"),
-    ({"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, "incompatible types"),
-    ({"json": {"type": "string", "pattern": "(?<=a)b"}}, "look-behind"),
-    ({"regex": r"\bword"}, "lookarounds"),
-    ({"grammar": "root ::= root root"}, "LLM_EBNF_GRAMMARS"),
-]
-YES = [a + b + c for a in "yY" for b in "eE" for c in "sS"]
-ENFORCED: list[tuple[Any, list[Any]]] = [
-    ({"oneOf": [{"const": "a"}, {"enum": ["a", "b"]}]}, ["a", "b"]),
-    ({"allOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 5}]}, [3, 4, 5]),
-    ({"allOf": [{"required": ["a"]}], "properties": {"a": {"enum": ["x"]}}, "additionalProperties": False,
-      "type": "object"}, [{"a": "x"}]),
-    ({"$defs": {"a/b c": {"const": 7}}, "$ref": "#/$defs/a~1b%20c"}, [7]),
-    ({"type": "string", "pattern": "^(?i)yes$"}, YES),
-]  # fmt: skip
 
 
 async def test_a_text_follows_its_constraint_or_the_constraint_is_refused_by_name(

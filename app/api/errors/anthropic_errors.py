@@ -68,6 +68,7 @@ _FINAL = {
     "budget_exhausted",
     FailureCode.CANCELLED,
     FailureCode.ENGINE_CRASHED,
+    FailureCode.INVALID_OUTPUT,
 }
 
 

@@ -31,6 +31,7 @@ _FINAL = {
     "budget_exhausted",
     FailureCode.CANCELLED,
     FailureCode.ENGINE_CRASHED,
+    FailureCode.INVALID_OUTPUT,
 }
 _PLACE = re.compile(r"\.(\d+)(?=\.|$)")
 

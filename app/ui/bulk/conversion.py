@@ -11,9 +11,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
+from app.ui.bulk.delimited import Row
 from app.ui.bulk.kept_rows import kept_line
 from app.ui.bulk.mapping import RowError
-from app.ui.bulk.table import Row, Table, add_columns
+from app.ui.bulk.table import Table, add_columns
 
 MAX_SHOWN_ERRORS = 100  # errors that are shown; all are counted
 MAX_REQUEST = 1_900_000  # bytes; the API's own bound is LLM_MAX_BODY_BYTES

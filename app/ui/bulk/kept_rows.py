@@ -14,8 +14,9 @@ import orjson
 
 from app.ui.api import FILE_TIMEOUT, Api, segment
 from app.ui.bulk import mapping
+from app.ui.bulk.delimited import Row
 from app.ui.bulk.json_lines import to_line
-from app.ui.bulk.table import Kind, Row
+from app.ui.bulk.table import Kind
 from app.ui.errors import RefusedError
 
 MAX_LINE = 64_000_000  # bytes

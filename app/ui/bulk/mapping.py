@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from app.ui.bulk.table import Row
+from app.ui.bulk.delimited import Row
 from app.ui.errors import EntryError
 
 CHAT, COMPLETION, SCORE = "chat", "completion", "score"

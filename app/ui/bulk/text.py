@@ -1,4 +1,4 @@
-"""The lines of an uploaded file as text, or an error in words.
+"""The lines of a file as text, or an error in words.
 
 UTF-8 with or without its byte order mark, and UTF-16 with it, are read. Other encodings are not
 guessed: a wrong guess would silently corrupt prompts. Memory is bounded by the longest line.
@@ -29,7 +29,7 @@ _SIGNATURES = (
     (b"SQLite format 3", "an SQLite database"),
     (b"{\\rtf", "a rich-text document"),
 )
-_AS_TEXT = "Save the table as CSV (UTF-8), or write one JSON object on each line, and upload that."
+_AS_TEXT = "Save the table as CSV (UTF-8), or write one JSON object on each line."
 
 
 class SourceError(Exception):
@@ -50,7 +50,7 @@ def sniff_encoding(head: bytes) -> Encoding:
         if head.startswith(signature):
             raise SourceError(f"The file is {label}, not text. {_AS_TEXT}")
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        raise SourceError("The file is in UTF-32. Save it as UTF-8 and upload it again.")
+        raise SourceError("The file is in UTF-32. Save it as UTF-8.")
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         text = head.decode("utf-16", "replace")
         return Encoding("utf-16", "UTF-16", "\r" in text and "\n" not in text)
@@ -61,6 +61,12 @@ def sniff_encoding(head: bytes) -> Encoding:
         )
     label = "UTF-8 with its mark" if head.startswith(codecs.BOM_UTF8) else "UTF-8"
     return Encoding("utf-8-sig", label, b"\r" in head and b"\n" not in head)
+
+
+def head_text(head: bytes, encoding: Encoding) -> str:
+    """The text of a file's first bytes."""
+    text = head.decode(encoding.codec, "ignore")
+    return text.replace("\r", "\n") if encoding.has_old_newlines else text
 
 
 def read_lines(file: BinaryIO, encoding: Encoding) -> Iterator[str]:
@@ -78,6 +84,8 @@ def read_lines(file: BinaryIO, encoding: Encoding) -> Iterator[str]:
         *lines, rest = (rest + text).split("\n")
         for line in lines:
             number += 1
+            if len(line) > MAX_LINE:
+                raise too_long(number)
             if "\x00" in line:
                 raise _nul(number)
             yield line + "\n"
@@ -106,10 +114,10 @@ def _undecodable(error: UnicodeDecodeError, line: int, encoding: Encoding) -> So
     if encoding.codec == "utf-16":
         return SourceError(
             f"Line {line:,} is not valid UTF-16, which the file's first bytes announce. "
-            "Save the file as UTF-8 and upload it again."
+            "Save the file as UTF-8."
         )
     return SourceError(
         f"Line {line:,} is not UTF-8: the byte {error.object[error.start]:#04x} cannot stand there. "
         "The file is probably in an older encoding, such as Windows-1252 or Latin-1. Save it as "
-        "UTF-8 (in Excel: “CSV UTF-8”) and upload it again."
+        "UTF-8 (in Excel: “CSV UTF-8”)."
     )

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from app.ui.api import FILE_TIMEOUT, Api, api_of, segment
 from app.ui.bulk.conversion import Conversion, convert
+from app.ui.bulk.delimited import DELIMITERS
 from app.ui.bulk.jobs import Job
 from app.ui.bulk.kept_rows import header_line
 from app.ui.bulk.mapping import (
@@ -26,7 +27,6 @@ from app.ui.bulk.mapping import (
     to_request,
 )
 from app.ui.bulk.sending import upload_rows
-from app.ui.bulk.table import DELIMITERS
 from app.ui.bulk.uploaded_file import Source, UnreadableError, on_thread, open_upload
 from app.ui.errors import ApiError, RefusedError
 from app.ui.guard import BodyTooLargeError

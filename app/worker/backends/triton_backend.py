@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from app.core import metrics, tracing
+from app.core import tracing
 from app.core.errors import GRAMMAR_TOO_SLOW, Failure, FailureCode
 from app.inference.images import IMAGES
 from app.inference.model_registry import ModelRegistry
@@ -16,8 +16,6 @@ from app.inference.pooling import task_of
 from app.inference.server_pool import Server, ServerPool
 from app.inference.triton_client import CannotContinueError
 from app.inference.triton_errors import (
-    EngineDeadError,
-    EngineUnhealthyError,
     GenerationError,
     GrammarTooSlowError,
     ModelDeadError,
@@ -26,6 +24,7 @@ from app.inference.triton_errors import (
     RefusedError,
     StreamLostError,
     UnclearError,
+    count_error,
 )
 from app.inference.triton_messages import ID_BYTES, Delta, EarlierText
 from app.queue.claim import Claim
@@ -33,6 +32,7 @@ from app.queue.finish import AttemptEnd, AttemptOutcome
 from app.worker.attempt import Attempt, OnText, Target
 from app.worker.backends.engine_health import EngineHealth, target_of
 from app.worker.backends.stored_images import LoadImages, refuse_images
+from app.worker.output_check import check_output
 
 _UNTRACED = contextlib.nullcontext()
 _RESUME_REFUSED = "resume_token_ids"  # how a model's refusal to continue begins
@@ -70,7 +70,8 @@ class Generation(Attempt):
             return AttemptOutcome.LOST, _triton_lost("the stream ended without a finish reason")
         if self.vector is None and task_of(self.claim.parameters) is not None:
             return self._to_outcome(ModelFailedError("The model returned no vector."))
-        return AttemptOutcome.COMPLETED, None
+        failure = await self._backend.check_output(self.claim, self.finish_reason, self.text)
+        return AttemptOutcome.FAILED if failure else AttemptOutcome.COMPLETED, failure
 
     async def _generate(self) -> None:
         claim, tried = self.claim, set[str]()
@@ -94,7 +95,7 @@ class Generation(Attempt):
             except NotTakenError as error:
                 if self.has_answered:  # it was taken: another's words must not follow its own
                     raise StreamLostError(str(error)) from error
-                _count(error, claim.model_name)
+                count_error(error, claim.model_name)
                 refusal = error
                 tried.add(server.name)
                 self._backend.health.record(error, self.target)
@@ -201,7 +202,7 @@ class Generation(Attempt):
     def _to_outcome(self, error: GenerationError) -> tuple[AttemptOutcome, Failure | None]:
         if isinstance(error, ModelDeadError) or not isinstance(error, NotTakenError):
             # Requests that a server did not take are counted and recorded by then.
-            _count(error, self.claim.model_name)
+            count_error(error, self.claim.model_name)
             self._backend.health.record(error, self.target)
         if isinstance(error, GrammarTooSlowError):
             return AttemptOutcome.FAILED, GRAMMAR_TOO_SLOW
@@ -236,6 +237,7 @@ class TritonBackend:
         self._registry = registry
         self._pool = pool
         self.ready = registry.ready
+        self.check_output = partial(check_output, registry=registry)
         self.is_dead = self.health.is_dead
         self.dead_engines = self.health.dead_engines
         self.close = self.health.close
@@ -280,7 +282,8 @@ class TritonBackend:
         return attempt
 
     def record_outcome(self, target: Target, end: AttemptEnd) -> None:
-        if end.outcome is AttemptOutcome.COMPLETED:
+        is_whole = end.failure is not None and end.failure.code is FailureCode.INVALID_OUTPUT
+        if end.outcome is AttemptOutcome.COMPLETED or is_whole:
             self.health.succeeded(target)
 
     def servers(self, attempts: Collection[Attempt]) -> Counter[str]:
@@ -323,22 +326,6 @@ def _share(server: Server, exclude: Collection[str]) -> dict[str, int]:
     models.sort(key=lambda name: server.running[name])
     share, rest = divmod(free, len(models))
     return {name: share + (number < rest) for number, name in enumerate(models)}
-
-
-_KINDS = (
-    (ModelDeadError, "dead"),
-    (EngineUnhealthyError, "dead"),
-    (EngineDeadError, "dead"),
-    (NotTakenError, "not_taken"),
-    (StreamLostError, "lost"),
-    (RefusedError, "refused"),
-    (ModelFailedError, "failed"),
-)
-
-
-def _count(error: GenerationError, model: str) -> None:
-    kind = next((name for family, name in _KINDS if isinstance(error, family)), metrics.OTHER)
-    metrics.TRITON_ERRORS.of(model, kind).inc()
 
 
 def _triton_lost(reason: object) -> Failure:

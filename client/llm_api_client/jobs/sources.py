@@ -1,6 +1,5 @@
 """Rows of data: from iterables, data frames and files, read as they are needed."""
 
-import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -10,11 +9,20 @@ from typing import Any
 import msgspec
 
 from llm_api_client.errors import ConfigurationError
+from llm_api_client.jobs.delimited import csv_rows, sniff_delimiter
 from llm_api_client.jobs.parquet import parquet_rows, parquet_total
+from llm_api_client.jobs.text import (
+    HEAD_BYTES,
+    Encoding,
+    SourceError,
+    head_text,
+    read_lines,
+    sniff_encoding,
+)
 
 # Rows of a data frame or a Parquet file that are in memory at the same time.
 _CHUNK = 1000
-_MAX_CELL = 10_000_000
+_ANY_NUMBER = 1 << 31  # of columns
 
 
 @dataclass(frozen=True)
@@ -78,43 +86,45 @@ def _open_file(path: Path) -> Source:
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
     total = parquet_total(path) if path.suffix.lower() == ".parquet" else None
-    return Source(reader(path), total, size)
+    return Source(_explained(path, reader(path)), total, size)
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    yield msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    yield BadRow(f"line {number} is not JSON: {error}")
+    for number, line in enumerate(_lines(path)[0], 1):
+        if line.strip():
+            try:
+                yield msgspec.json.decode(line)
+            except (msgspec.DecodeError, RecursionError) as error:
+                yield BadRow(f"line {number} is not JSON: {error}")
 
 
 def _csv_rows(path: Path) -> Iterator[Any]:
     """Rows of a table. A column without a name (such as pandas' index) is `column 1` by its place."""
-    csv.field_size_limit(_MAX_CELL)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    with path.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.reader(lines, delimiter=delimiter)
-        names: list[str] | None = None
-        while True:
-            try:
-                cells = next(reader, None)
-            except (csv.Error, UnicodeDecodeError) as error:
-                raise ConfigurationError(f"{path}, line {reader.line_num + 1}: {error}.") from error
-            if cells is None:
-                return
-            if not cells:
-                continue
-            if names is None:
-                names = [name or f"column {place}" for place, name in enumerate(cells, 1)]
-                continue
-            while len(cells) > len(names) and not cells[-1]:
-                del cells[-1]  # behind commas at the line's end
-            if len(cells) == len(names):
-                yield dict(zip(names, cells, strict=True))
-            else:
-                yield BadRow(
-                    f"line {reader.line_num} has another number of cells than the first line"
-                )
+    lines, head = _lines(path)
+    if not head:
+        return
+    delimiter = sniff_delimiter(head, path.suffix.lower())
+    for row in csv_rows(lines, delimiter, _ANY_NUMBER, _ANY_NUMBER):
+        yield BadRow(f"line {row.line}: {row.error}") if row.error else row.values
+
+
+def _lines(path: Path) -> tuple[Iterator[str], str]:
+    """The lines of a file, and the text of its head."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    if not head.strip():
+        return iter(()), ""
+    encoding = sniff_encoding(head)
+    return _read(path, encoding), head_text(head, encoding)
+
+
+def _read(path: Path, encoding: Encoding) -> Iterator[str]:
+    with path.open("rb") as file:
+        yield from read_lines(file, encoding)
+
+
+def _explained(path: Path, rows: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from rows
+    except SourceError as error:
+        raise ConfigurationError(f"{path}: {error}") from error

@@ -598,7 +598,7 @@ async def test_a_format_and_probabilities(calling: Service, client: AsyncOpenAI)
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     made = await ask(
         client,
-        "{{chunks=3}}",
+        '{{text={"a": 1} }}',
         text={"format": {"type": "json_schema", "name": "a", "schema": schema}},
         include=["message.output_text.logprobs"],
         top_logprobs=1,

@@ -11,6 +11,7 @@ from app.core.settings.observability import LogSettings
 from app.ui.settings import UiSettings
 from docs.generate_settings import render
 from llm_api_client.config import HTTP_VARIABLE, KEY_VARIABLE, URL_VARIABLE
+from tests.constraints import documented
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -52,6 +53,13 @@ def test_the_statuses_in_the_table_are_the_codes_own() -> None:
     collect(ServiceError)
     rows = re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| *(\d*) *\|", text, re.MULTILINE)
     assert {code: status for code, status in rows if status} == statuses
+
+
+def test_the_table_of_constraints_has_those_of_the_engines_test() -> None:
+    rows = re.findall(
+        r"^\| `\{.*\| (?:enforced|refused: .*) \|$", (DOCS / "sampling.md").read_text(), re.M
+    )
+    assert rows == documented()
 
 
 def test_settings_named_anywhere_exist() -> None:

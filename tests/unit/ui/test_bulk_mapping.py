@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from app.results.requests import ResultCreate
+from app.ui.bulk.delimited import Row
 from app.ui.bulk.mapping import (
     CHAT,
     COMPLETION,
@@ -18,7 +19,6 @@ from app.ui.bulk.mapping import (
     read_mapping,
     to_request,
 )
-from app.ui.bulk.table import Row
 from app.ui.errors import EntryError
 
 ROW = Row(7, {"id": "r7", "topic": "sums", "lines": 3, "temperature": "0.5", "extra": None})

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
+from app.ui.bulk.delimited import Row
 from app.ui.bulk.json_lines import to_line
 from app.ui.bulk.kept_rows import LineTooLongError, kept_line, split_lines
 from app.ui.bulk.results import Answer, AnsweredRow, answer_of, escape_formula, to_csv, to_jsonl
-from app.ui.bulk.table import Row
 
 
 async def pieces_of(content: bytes, size: int) -> AsyncIterator[bytes]:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from app.ui.bulk import text
-from app.ui.bulk.table import MAX_COLUMNS, Row, read_table
+from app.ui.bulk.delimited import Row
+from app.ui.bulk.table import MAX_COLUMNS, read_table
 from app.ui.bulk.text import MAX_LINE, SourceError, read_lines, sniff_encoding
 
 TABLE = 'id,prompt\n1,"Hi ""hello"",\nthen stop"\n\n2,Grüße 🌍\n'

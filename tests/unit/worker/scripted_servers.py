@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from app.core.database import Database
 from app.core.settings import Settings
-from app.inference.model_registry import ModelRegistry
+from app.inference.model_registry import Model, ModelRegistry
 from app.inference.server_pool import Server, ServerPool
 from app.inference.server_store import ServerAddress
 from app.inference.triton_client import IndexEntry, TritonClient
@@ -85,6 +85,10 @@ class Registry:
 
     def ready(self) -> list[str]:
         return ["m"]
+
+    def all(self) -> list[Model]:
+        """The models, without files."""
+        return [Model("m", 1, True, "", None)]
 
     def on_change(self, handler: Callable[[], None]) -> None:
         self.handlers.append(handler)

@@ -1,11 +1,12 @@
 """Server and slots of a generation, and the outcome of its errors."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from app.core import metrics
-from app.core.errors import FailureCode
+from app.core.errors import Failure, FailureCode
 from app.inference.triton_client import CannotContinueError
 from app.inference.triton_errors import (
     EngineDeadError,
@@ -151,6 +152,10 @@ async def test_a_completed_result_ends_the_row_of_losses() -> None:
     bench.backend.record_outcome(target("a"), failed)
     assert losses == {target("a"): 1}
     bench.backend.record_outcome(target("a"), completed)
+    assert losses == {}
+    bench.backend.health.record(StreamLostError("gone again"), target("a"))
+    other = Failure(FailureCode.INVALID_OUTPUT, "a whole text", False)
+    bench.backend.record_outcome(target("a"), replace(failed, failure=other))
     assert losses == {}
     await bench.backend.close()
 
