@@ -27,7 +27,7 @@ class RawRoutes:
         self._app = app
         self._others = frozenset(others)
         self._routes = [
-            (method, route.path_regex, route.endpoint)
+            (method, route, route.path_regex, route.endpoint)
             for route in routes
             if isinstance(route, APIRoute)
             for method in route.methods or ()
@@ -35,9 +35,10 @@ class RawRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._others:
-            for method, path_regex, endpoint in self._routes:
+            for method, route, path_regex, endpoint in self._routes:
                 if method == scope["method"] and (match := path_regex.match(scope["path"])):
                     scope["path_params"] = match.groupdict()
+                    scope["route"] = route  # as FastAPI does
                     try:
                         response = await endpoint(Request(scope, receive))
                     except ServiceError as error:

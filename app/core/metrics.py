@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 OTHER = "other"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MAX_NAMES = {"model": 100, "team": 200}
+_ALIASES = {"gen_ai_request_model": "model"}  # labels with the same names
 _MAX_SERIES = 2_000  # of one metric
 
 _SECONDS = (
@@ -95,6 +96,7 @@ _names: dict[str, set[str]] = {label: set() for label in _MAX_NAMES}
 
 
 def _bounded(label: str, name: str) -> str:
+    label = _ALIASES.get(label, label)
     most = _MAX_NAMES.get(label)
     if most is None:
         return name

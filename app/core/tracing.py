@@ -9,19 +9,23 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from app import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer
 
+SCHEMA = "https://opentelemetry.io/schemas/1.41.0"  # of the attributes' names
 _SHUTDOWN_SECONDS = 5.0
 _PATH = "/v1/traces"
 _HEADER = "traceparent"
 _MAX_CHARACTERS = 128  # the library logs each longer one
+_ERROR_TYPE = "error.type"
 
-Attributes = Mapping[str, str | int | float | bool]
+Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 
 
 class Tracing:
@@ -39,24 +43,28 @@ class Tracing:
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
         exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + _PATH)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer: Tracer = self._provider.get_tracer("app")
+        self._tracer: Tracer = self._provider.get_tracer("app", __version__, schema_url=SCHEMA)
         self._kinds = trace.SpanKind
         self._error = trace.Status(trace.StatusCode.ERROR)
         self._set_span = trace.set_span_in_context
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, name: str, headers: Sequence[tuple[bytes, bytes]]) -> tuple["Span", str]:
+    def begin(
+        self, name: str, headers: Sequence[tuple[bytes, bytes]], attributes: Attributes
+    ) -> tuple["Span", str]:
         """Start a request's span, within the client's trace if it sent one; return it and its context."""
         given = [value.decode("latin-1") for key, value in headers if key == _HEADER.encode()]
         is_one = len(given) == 1 and len(given[0]) <= _MAX_CHARACTERS
         parent = self._context(given[0] if is_one else None)
-        span = self._tracer.start_span(name, parent, self._kinds.SERVER)
+        span = self._tracer.start_span(name, parent, self._kinds.SERVER, attributes)
         return span, self._traceparent(span)
 
-    def end(self, span: "Span", attributes: Attributes, *, is_error: bool = False) -> None:
-        for key, value in attributes.items():
-            span.set_attribute(key, value)
-        if is_error:
+    def end(self, span: "Span", attributes: Attributes, name: str | None = None) -> None:
+        """End a span; an attribute `error.type` makes it a failed one."""
+        if name is not None:
+            span.update_name(name)
+        span.set_attributes(attributes)
+        if _ERROR_TYPE in attributes:
             span.set_status(self._error)
         span.end()
 
@@ -67,31 +75,35 @@ class Tracing:
         start: float,
         end: float,
         attributes: Attributes,
-        *,
-        is_error: bool = False,
     ) -> None:
-        """Record an ended span; `start` and `end` are Unix times in seconds."""
+        """Record an ended span, as `end`; `start` and `end` are Unix times in seconds."""
         began = int(start * 1e9)
         span = self._tracer.start_span(
             name, self._context(parent), self._kinds.INTERNAL, attributes, start_time=began
         )
-        if is_error:
+        if _ERROR_TYPE in attributes:
             span.set_status(self._error)
         span.end(max(began, int(end * 1e9)))
 
     @contextlib.contextmanager
-    def calling(self, name: str, parent: str, attributes: Attributes) -> Iterator[str]:
-        """Span of a call to another server; yields the context to send to it."""
+    def calling(
+        self, name: str, parent: str, attributes: Attributes, answer: Callable[[], Attributes]
+    ) -> Iterator[str]:
+        """Span of a call to another server; yields the context to send to it.
+
+        `answer`: the attributes that are known at its end, not asked for if the span is not sampled. An
+        exception has precedence over its `error.type`.
+        """
         context = self._context(parent)
         span = self._tracer.start_span(name, context, self._kinds.CLIENT, attributes)
+        failed: Attributes = {}
         try:
             yield self._traceparent(span)
         except BaseException as error:
-            span.set_attribute("error.type", type(error).__name__)  # its message may quote a prompt
-            span.set_status(self._error)
+            failed = {_ERROR_TYPE: type(error).__name__}  # its message may quote a prompt
             raise
         finally:
-            span.end()
+            self.end(span, {**(answer() if span.is_recording() else {}), **failed})
 
     async def close(self) -> None:
         thread = threading.Thread(target=self._provider.shutdown, daemon=True)

@@ -35,6 +35,7 @@ class Claim:
     resumable: bool = False
     resume: Resume | None = None  # the text of earlier attempts, to be continued
     expected_bytes: int = 0  # that its worker may hold for it
+    is_chat: bool = False  # its prompt was rendered of messages
 
 
 # The worker $1, unless it is marked dead; that waits until this claim is committed.
@@ -51,6 +52,7 @@ WHERE """
 _CLAIMED = """
 RETURNING r.id, r.attempt, r.model_name, r.parameters,
           coalesce(r.prompt, (SELECT c.content FROM contexts c WHERE c.id = r.context_id)) AS prompt,
+          r.prompt IS NOT NULL AS is_chat,
           extract(epoch FROM r.deadline_at - clock_timestamp())::float8 AS seconds_left, r.engine_deaths,
           r.attribution, r.webhook_url, r.team_id, r.trace, r.resumable, r.text_attempt,
           CASE WHEN r.text_attempt IS NOT NULL THEN r.attempt_history END AS attempt_history
@@ -296,4 +298,5 @@ def _to_claim(row: Record, resume: Resume | None, *, continues: bool) -> Claim:
         resumable=row["resumable"] and continues,
         resume=resume,
         expected_bytes=expected_bytes(len(prompt), parameters),
+        is_chat=row["is_chat"],
     )

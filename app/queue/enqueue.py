@@ -307,4 +307,5 @@ def _to_claim(result: NewResult, stored_prompt: str | None = None) -> Claim:
         trace=result.trace,
         resumable=result.resumable,
         expected_bytes=result.expected_bytes,
+        is_chat=result.prompt is not None,
     )

@@ -127,7 +127,8 @@ SELECT id, team_id, model_name, coalesce(error_code, 'completed') AS ended_as,
     WHEN 'number' THEN (parameters ->> 'max_tokens')::float8 END AS max_tokens,
   finished_at >= now() - make_interval(days => $3) AS is_counted,
   finished_at >= now() - interval '1 minute' AS is_recent,
-  id = ANY (ARRAY(SELECT result_id FROM with_long_texts)) AS is_long
+  id = ANY (ARRAY(SELECT result_id FROM with_long_texts)) AS is_long,
+  kind, prompt IS NOT NULL AS is_chat
 FROM results WHERE id = ANY (ARRAY(SELECT result_id FROM marked))
 """
 

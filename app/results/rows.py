@@ -179,6 +179,8 @@ class EndedResult:
     is_counted: bool  # in the totals of its minute, which are kept for some days
     is_recent: bool
     is_long: bool  # its words are still to be found
+    kind: str
+    is_chat: bool  # its prompt was rendered of messages
 
     # Unix times in seconds.
 
@@ -197,6 +199,14 @@ class EndedResult:
     @property
     def ended(self) -> float:
         return self.finished_at.timestamp()
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """Mean time from one token to the next; None before a second one."""
+        tokens, first = self.completion_tokens or 0, self.first_token
+        if self.started_at is None or first is None or tokens < 2:
+            return None
+        return max(0.0, self.ended - first) / (tokens - 1)
 
 
 def erased(row: ResultRow | SubmittedRequest) -> ErasedError:

@@ -1,4 +1,7 @@
-"""Spans of an attempt's life: in the queue, the writes of its text, its end."""
+"""Spans of an attempt's life: in the queue, the writes of its text, its end.
+
+The call of the model has a span of its own (`backends.generation_span`).
+"""
 
 import time
 from uuid import UUID
@@ -32,17 +35,11 @@ def trace_end(attempt: Attempt, end: AttemptEnd | None, ended_at: float, worker_
         first, last = attempt.flushes.first, attempt.flushes.last
         tracing.active.record("flush", claim.trace, first, last, {**attributes, **flushes})
     if end is not None:
-        outcome: dict[str, str | int | float | bool] = {
-            "llm.outcome": str(end.outcome),
-            "gen_ai.usage.input_tokens": end.prompt_tokens or 0,
-            "gen_ai.usage.output_tokens": end.completion_tokens or 0,
-        }
+        outcome = {"llm.outcome": str(end.outcome)}
         if end.failure is not None:
             outcome["error.type"] = str(end.failure.code)
-        tracing.active.record(
-            *("finish", claim.trace, ended_at, time.time(), {**attributes, **outcome}),
-            is_error=end.failure is not None,
-        )
+        found = {**attributes, **outcome}
+        tracing.active.record("finish", claim.trace, ended_at, time.time(), found)
 
 
 def _attributes(claim: Claim, worker_id: UUID) -> tracing.Attributes:
@@ -51,5 +48,5 @@ def _attributes(claim: Claim, worker_id: UUID) -> tracing.Attributes:
         "llm.attempt": claim.attempt,
         "llm.team_id": claim.team_id,
         "llm.worker_id": str(worker_id),
-        "gen_ai.request.model": claim.model_name,
+        "llm.model": claim.model_name,
     }

@@ -12,6 +12,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import anthropic_errors
+from app.api.middleware import request_span
 from app.core import metrics, tracing
 from app.core.log_context import CURRENT
 
@@ -20,8 +21,6 @@ logger = logging.getLogger(__name__)
 HEADER = "X-Request-Id"
 _HEADER = b"x-request-id"
 _ANTHROPIC_HEADER = b"request-id"
-_UNTRACED = {"/health", "/health/live", "/health/ready", "/metrics", "/ping"}
-_ERROR = 500  # and above: the server's
 _VALID_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
 
@@ -42,10 +41,8 @@ class RequestIdMiddleware:
         if anthropic_errors.is_request(scope):
             headers.append((_ANTHROPIC_HEADER, request_id.encode()))
         began = time.perf_counter()
-        active = tracing.active if scope["path"] not in _UNTRACED else None
-        span = None
-        if active is not None:
-            span, scope["trace"] = active.begin("request", scope["headers"])
+        active = tracing.active
+        span = request_span.begin(active, scope) if active is not None else None
         status = 500
 
         async def send_with_id(message: Message) -> None:
@@ -66,13 +63,7 @@ class RequestIdMiddleware:
         finally:
             metrics.OPEN_REQUESTS.dec()
             if active is not None and span is not None:
-                attributes = {
-                    "http.request.method": scope["method"],
-                    "url.path": scope["path"],
-                    "http.response.status_code": status,
-                    "llm.request_id": request_id,
-                }
-                active.end(span, attributes, is_error=status >= _ERROR)
+                request_span.end(active, span, scope, status)
 
 
 def given_id(scope: Scope) -> str | None:

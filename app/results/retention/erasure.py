@@ -28,6 +28,7 @@ ORDER BY finished_at LIMIT {_MAX_BATCH}
 _LOCK = "SELECT id FROM contexts WHERE id = ANY($1::uuid[]) ORDER BY id FOR UPDATE {wait}"
 _LOCK_FREE = _LOCK.format(wait="SKIP LOCKED")
 _LOCK_ONE = _LOCK.format(wait="")
+# The rendered prompt of a chat becomes empty, and not NULL: the metrics count it as one still.
 # A context serves several results of one request: it goes with the last of them.
 _ERASE = f"""
 WITH picked AS (
@@ -35,8 +36,8 @@ WITH picked AS (
   WHERE id = ANY($2::uuid[]) AND context_id = ANY($1::uuid[]) AND {_OF_ITS_END}
   ORDER BY id FOR UPDATE
 ), erased AS (
-  UPDATE results r SET erased_at = now(), prompt = NULL, output = NULL, logprobs = NULL,
-    prompt_logprobs = NULL, vector = NULL, request = NULL,
+  UPDATE results r SET erased_at = now(), output = NULL, logprobs = NULL, prompt_logprobs = NULL,
+    prompt = CASE r.kind WHEN 'generation' THEN left(r.prompt, 0) END, vector = NULL, request = NULL,
     parameters = r.parameters - 'prompt_token_ids'
   FROM picked p WHERE r.id = p.id
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from app.core import metrics
+from app.core import gen_ai, metrics
 from app.core.database import Connection
 from app.results.rows import EndedResult
 from app.results.stats import histogram
@@ -78,6 +78,7 @@ def _to_rows(totals: dict[_Key, _Totals]) -> Iterator[dict[str, Any]]:
 
 def observe(result: EndedResult) -> None:
     """Add a result to the metrics of this process."""
+    _observe_by_conventions(result)
     model = result.model_name
     metrics.RESULTS.of(model, result.ended_as).inc()
     metrics.RESULT_SECONDS.of(model).observe(max(0.0, result.ended - result.created))
@@ -96,7 +97,24 @@ def observe(result: EndedResult) -> None:
     metrics.INFERENCE.of(model).observe(max(0.0, result.ended - result.started))
     if result.first_token is not None:
         metrics.FIRST_TOKEN.of(model).observe(max(0.0, result.first_token - result.created))
-        if (result.completion_tokens or 0) > 1:
-            assert result.completion_tokens is not None
-            spent = max(0.0, result.ended - result.first_token)
-            metrics.INTER_TOKEN.of(model).observe(spent / (result.completion_tokens - 1))
+        if (seconds := result.seconds_per_token) is not None:
+            metrics.INTER_TOKEN.of(model).observe(seconds)
+
+
+def _observe_by_conventions(result: EndedResult) -> None:
+    """Add a result to the metrics of OpenTelemetry's conventions."""
+    operation = gen_ai.operation_of(result.kind, is_chat=result.is_chat)
+    if operation is None:
+        return
+    labels = operation, gen_ai.PROVIDER, result.model_name
+    is_completed = result.ended_as == "completed"
+    error = "" if is_completed else result.ended_as
+    gen_ai.REQUEST_DURATION.of(*labels, error).observe(max(0.0, result.ended - result.created))
+    for tokens, kind in ((result.prompt_tokens, "input"), (result.completion_tokens, "output")):
+        if tokens:
+            gen_ai.TOKEN_USAGE.of(*labels, kind).observe(tokens)
+    if not is_completed or result.started is None or result.first_token is None:
+        return
+    gen_ai.TIME_TO_FIRST_TOKEN.of(*labels).observe(max(0.0, result.first_token - result.created))
+    if (seconds := result.seconds_per_token) is not None:
+        gen_ai.TIME_PER_OUTPUT_TOKEN.of(*labels).observe(seconds)

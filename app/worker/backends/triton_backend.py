@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from app.core import tracing
 from app.core.errors import GRAMMAR_TOO_SLOW, Failure, FailureCode
 from app.inference.images import IMAGES
 from app.inference.model_registry import ModelRegistry
@@ -31,10 +30,10 @@ from app.queue.claim import Claim
 from app.queue.finish import AttemptEnd, AttemptOutcome
 from app.worker.attempt import Attempt, OnText, Target
 from app.worker.backends.engine_health import EngineHealth, target_of
+from app.worker.backends.generation_span import traced
 from app.worker.backends.stored_images import LoadImages, refuse_images
 from app.worker.output_check import check_output
 
-_UNTRACED = contextlib.nullcontext()
 _RESUME_REFUSED = "resume_token_ids"  # how a model's refusal to continue begins
 # Finish reasons of generations that vLLM or our backend gave up.
 _GIVEN_UP = frozenset(("abort", "error", GRAMMAR_TOO_SLOW.code))
@@ -85,7 +84,7 @@ class Generation(Attempt):
         while server is not None:
             self.server, self.target = server, target_of(server, claim.model_name)
             try:
-                with server.occupied(claim.model_name), self._traced(server) as traceparent:
+                with server.occupied(claim.model_name), traced(self, server) as traceparent:
                     await self._ask(server, traceparent)
             except CannotContinueError as error:
                 cannot_continue = error
@@ -138,18 +137,6 @@ class Generation(Attempt):
             f"The text so far could not be continued ({reason}): the next attempt starts over."
         )
         return AttemptOutcome.RETURNED, Failure(FailureCode.NOT_CONTINUED, message, True)
-
-    def _traced(self, server: Server) -> contextlib.AbstractContextManager[str | None]:
-        claim = self.claim
-        if claim.trace is None or tracing.active is None:
-            return _UNTRACED
-        attributes: tracing.Attributes = {
-            "gen_ai.request.model": claim.model_name,
-            "server.address": server.address.grpc,
-            "llm.result_id": str(claim.id),
-            "llm.attempt": claim.attempt,
-        }
-        return tracing.active.calling("triton", claim.trace, attributes)
 
     def _on_delta(self, delta: Delta) -> None:
         self.heard_at = asyncio.get_running_loop().time()

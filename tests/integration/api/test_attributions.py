@@ -35,9 +35,10 @@ from tests.attribution_workers import (
 )
 from tests.conftest import Service, connect, run_service, short_lease
 from tests.integration.auth.test_auth import bearer
-from tests.integration.core.test_tracing import CLIENT, TRACE_ID, Collector, attributes, collector
+from tests.integration.core.test_tracing import CALL, CLIENT, TRACE_ID, collector
 from tests.integration.results.test_erasure import BLOCKED
 from tests.integration.support import assert_problem, until
+from tests.otlp import Collector, attributes
 from tests.unit.api.test_startup_checks import STRONG
 from tests.unit.auth.test_jwt import sign
 
@@ -401,11 +402,11 @@ async def test_an_attribution_that_follows_is_of_the_same_trace(
     about = {
         (span.name, attributes(span)["llm.result_id"])
         for span in collector.spans
-        if span.trace_id.hex() == TRACE_ID and span.name != "request"
+        if span.trace_id.hex() == TRACE_ID and span.kind != span.SPAN_KIND_SERVER
     }
     assert {one for one in about if one[0] != "flush"} == {
         *((name, source["attribution"]["id"]) for name in ("queue", "finish")),
-        *((name, source["id"]) for name in ("queue", "triton", "finish")),
+        *((name, source["id"]) for name in ("queue", CALL, "finish")),
     }
     assert collector.services == {"llm-api", "llm-attribution"}
 

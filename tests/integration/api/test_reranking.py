@@ -6,11 +6,14 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from app.cli.up.triton import EmbeddedTriton
 from app.core.settings import Settings
 from tests.conftest import Service, make_settings, run_service, run_triton
+from tests.conventions import check_model_span
 from tests.integration.support import assert_openai_error, assert_problem, read, until
+from tests.otlp import collecting
 from tests.pooling_models import pooling_entries
 from tests.postgres import PostgresServer
 
@@ -40,6 +43,26 @@ async def service(
     )
     async with run_service(settings, with_worker=True) as running:
         yield running
+
+
+async def test_calls_follow_the_conventions_of_telemetry(
+    postgres_server: PostgresServer, database_name: str, pooling: EmbeddedTriton
+) -> None:
+    repository = pooling.environment["LLM_MODEL_REPOSITORY"]
+    with collecting() as collector:
+        settings: Settings = make_settings(
+            *(postgres_server, database_name, pooling),
+            model_repository=repository,
+            otlp_endpoint=collector.url,
+        )
+        async with run_service(settings, with_worker=True) as running:
+            await post(running, "/v1/embeddings", {"model": "pooling", "input": QUERY})
+            await post(running, "/rerank", RANKED | {"documents": DOCUMENTS[:1]})
+    calls = [span for span in collector.spans if span.kind == Span.SPAN_KIND_CLIENT]
+    assert [span.name for span in calls] == ["embeddings pooling", "score ranking"]
+    vector, score = map(check_model_span, calls)
+    assert vector["gen_ai.embeddings.dimension.count"] > 1
+    assert vector["gen_ai.usage.input_tokens"] > 0 < score["gen_ai.usage.input_tokens"]
 
 
 async def post(service: Service, path: str, body: Any) -> Any:

@@ -1,81 +1,28 @@
 """Traces, at a real collector's door: which spans one result leaves, and under whose trace."""
 
 import contextlib
-import gzip
-import threading
 from collections.abc import AsyncIterator, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import asyncpg
 import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from app.core import tracing
 from app.core.settings import Settings
 from app.inference.triton_access import grpc_headers
 from tests.conftest import TRITON_SECRET, Service, run_service
 from tests.integration.support import finish, until
+from tests.otlp import Collector, attributes, collecting
 
 CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE_ID = CLIENT.split("-")[1]
 
 
-class Collector:
-    """OTLP over HTTP: https://opentelemetry.io/docs/specs/otlp/#otlphttp"""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.services: set[str] = set()
-        self.paths: set[str] = set()
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                if self.headers.get("content-encoding") == "gzip":
-                    body = gzip.decompress(body)
-                collector.take(self.path, ExportTraceServiceRequest.FromString(body))
-                answer = ExportTraceServiceResponse().SerializeToString()
-                self.send_response(200)
-                self.send_header("content-type", "application/x-protobuf")
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_: Any) -> None:
-                """Nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def take(self, path: str, request: ExportTraceServiceRequest) -> None:
-        self.paths.add(path)
-        for resource in request.resource_spans:
-            for attribute in resource.resource.attributes:
-                if attribute.key == "service.name":
-                    self.services.add(attribute.value.string_value)
-            for scope in resource.scope_spans:
-                self.spans += scope.spans
-
-    def of(self, trace_id: str) -> dict[str, Span]:
-        return {span.name: span for span in self.spans if span.trace_id.hex() == trace_id}
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    found = Collector()
-    thread = threading.Thread(target=found.server.serve_forever, daemon=True)
-    thread.start()
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
-    thread.join()
+    with collecting() as found:
+        yield found
 
 
 @contextlib.asynccontextmanager
@@ -105,13 +52,8 @@ async def recording_proxy(address: str) -> AsyncIterator[tuple[str, list[dict[st
         await server.stop(None)
 
 
-def attributes(span: Span) -> dict[str, Any]:
-    return {
-        one.key: getattr(one.value, str(one.value.WhichOneof("value"))) for one in span.attributes
-    }
-
-
-_SPANS = {"request", "queue", "triton", "finish"}
+REQUEST, CALL = "POST /results/", "text_completion scripted"
+_SPANS = {REQUEST, "queue", CALL, "finish"}
 
 
 async def test_one_result_is_one_trace(
@@ -137,25 +79,26 @@ async def test_one_result_is_one_trace(
     # All is sent when the service ends.
     assert collector.paths == {"/v1/traces"}
     assert collector.services == {"llm-api"}
+    assert collector.schemas == {tracing.SCHEMA}
     spans = collector.of(TRACE_ID)
-    assert set(spans) == {"request", "queue", "triton", "flush", "finish"}
-    request = spans["request"]
+    assert set(spans) == {*_SPANS, "flush"}
+    request = spans[REQUEST]
     assert request.parent_span_id.hex() == CLIENT.split("-")[2]
     assert all(
-        span.parent_span_id == request.span_id for name, span in spans.items() if name != "request"
+        span.parent_span_id == request.span_id for name, span in spans.items() if name != REQUEST
     )
-    for name in ("queue", "triton", "flush", "finish"):
+    for name in ("queue", CALL, "flush", "finish"):
         assert attributes(spans[name])["llm.result_id"] == result["id"], name
         assert spans[name].end_time_unix_nano >= spans[name].start_time_unix_nano
-    assert spans["request"].start_time_unix_nano <= spans["finish"].start_time_unix_nano
+    assert spans[REQUEST].start_time_unix_nano <= spans["finish"].start_time_unix_nano
     assert attributes(request)["llm.request_id"] == "mine"
     assert attributes(request)["http.response.status_code"] == 200
     assert attributes(spans["flush"])["llm.flushes"] >= 1
-    assert attributes(spans["finish"])["gen_ai.usage.output_tokens"] == 10
+    assert attributes(spans[CALL])["gen_ai.usage.output_tokens"] == 10
     # The row carries it to whichever worker; Triton receives the span around it.
     stored = await connection.fetchval("SELECT trace FROM results WHERE id = $1", result["id"])
     assert stored == f"00-{TRACE_ID}-{request.span_id.hex()}-01"
-    span_id = spans["triton"].span_id.hex()
+    span_id = spans[CALL].span_id.hex()
     assert f"00-{TRACE_ID}-{span_id}-01" in [one.get("traceparent") for one in seen]
     # One that no client began is a trace of its own.
     own = await connection.fetchval("SELECT trace FROM results WHERE id = $1", untraced["id"])
@@ -177,7 +120,7 @@ async def test_another_process_goes_on_with_the_trace(
             headers={"traceparent": CLIENT},
         )
         assert answer.status_code == 202
-    assert set(collector.of(TRACE_ID)) == {"request"}
+    assert set(collector.of(TRACE_ID)) == {REQUEST}
     async with run_service(traced, with_worker=True) as service:
 
         async def ended() -> bool:
@@ -187,7 +130,7 @@ async def test_another_process_goes_on_with_the_trace(
         await until(ended)
     spans = collector.of(TRACE_ID)
     assert spans.keys() - {"flush"} == _SPANS
-    assert attributes(spans["triton"])["error.type"] == "ModelFailedError"
+    assert attributes(spans[CALL])["error.type"] == "ModelFailedError"
     assert attributes(spans["finish"])["error.type"] == "model_error"
     assert spans["finish"].status.code == 2  # STATUS_CODE_ERROR
 
@@ -205,7 +148,7 @@ async def test_another_process_goes_on_with_the_trace(
 )
 async def test_what_is_no_context_begins_a_trace(collector: Collector, given: str) -> None:
     active = tracing.Tracing(collector.url, "x")
-    span, traceparent = active.begin("request", [(b"traceparent", given.encode())])
+    span, traceparent = active.begin("GET", [(b"traceparent", given.encode())], {})
     active.end(span, {})
     await active.close()
     (found,) = collector.spans

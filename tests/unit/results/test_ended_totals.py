@@ -24,6 +24,7 @@ def ended(model: str, **members: Any) -> EndedResult:
         "first_token_at": created + timedelta(seconds=3),
         "finished_at": created + timedelta(seconds=7),
         "max_tokens": 9, "is_counted": True, "is_recent": True, "is_long": False,
+        "kind": "generation", "is_chat": False,
     }  # fmt: skip
     return EndedResult(identifier, model_name=model, **known | members)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -124,9 +124,16 @@ class Calls:
     """The traces of calls: each call is the child of its result's trace."""
 
     @contextlib.contextmanager
-    def calling(self, name: str, parent: str, attributes: tracing.Attributes) -> Iterator[str]:
-        assert (name, attributes["gen_ai.request.model"]) == ("triton", "m")
+    def calling(
+        self,
+        name: str,
+        parent: str,
+        attributes: tracing.Attributes,
+        answer: Callable[[], tracing.Attributes],
+    ) -> Iterator[str]:
+        assert (name, attributes["gen_ai.request.model"]) == ("text_completion m", "m")
         yield f"child of {parent}"
+        assert answer()["gen_ai.response.finish_reasons"] == ["stop"]
 
 
 async def test_a_call_has_the_trace_of_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
