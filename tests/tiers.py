@@ -18,7 +18,7 @@ _FAST_SECONDS = 2.0
 _TRIAL_SECONDS = 240.0  # after which a trial without a limit of its own hangs; pyproject.toml has that of the others
 # A machine that stalls, or is busy, makes any test slow once.
 _MEASUREMENTS = 3
-# What `_measure_pace` takes there, beside a second process of tests.
+# Duration of `_measure_pace` there, beside a second process of tests.
 _PACE_SECONDS = 0.3
 _TESTS = Path(__file__).resolve().parent
 _TRIALS = tuple(_TESTS / folder for folder in ("e2e", "browser", "chaos"))
@@ -112,7 +112,7 @@ class Measurement:
 
 
 def _measure_pace() -> float:
-    """How many times longer this machine takes now than the one that the limit is for; at least 1."""
+    """Time that this machine takes now, as a multiple of that of the machine that the limit is for; at least 1."""
     began, total = time.perf_counter(), 0
     for number in range(2_000_000):
         total += number * number % 7
