@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from uuid import UUID
 
 import asyncpg
 import httpx
@@ -15,6 +16,7 @@ from app.cli.up import processes
 from app.core import metrics
 from app.core.settings import Settings
 from app.results.indexer import ResultIndexer
+from app.results.retention.erasure import Erasure
 from tests.conftest import Service
 from tests.integration.auth.test_auth import bearer, closed, guarded
 from tests.integration.support import finish, send, serve, until
@@ -123,6 +125,25 @@ async def test_a_result_that_the_walk_meets_first_is_counted_once(
     await digest.index()
     assert value(await scrape(api), "llm_results_total") == before + 1
     assert new != old
+
+
+async def test_an_erased_chat_is_counted_as_one(
+    api: Service, connection: asyncpg.Connection
+) -> None:
+    """By OpenTelemetry's conventions: a result without `store` may lose its texts before its count."""
+    digest = ResultIndexer(api.services.database, api.services.depth, api.services.settings)
+    chat, _ = [(await send(api, "x"))["id"] for _ in range(2)]
+    await connection.execute("UPDATE results SET prompt = 'x', store = false WHERE id = $1", chat)
+    await api.client.post("/results/cancel", params={"model_name": "scripted"})
+    await Erasure(api.services.database).erase([UUID(chat)])
+    before = await scrape(api)
+    while await digest.index():
+        pass
+    after = await scrape(api)
+    for operation in ("chat", "text_completion"):
+        labels = {"gen_ai_operation_name": operation, "error_type": "cancelled"}
+        name = "gen_ai_server_request_duration_seconds_count"
+        assert value(after, name, **labels) - value(before, name, **labels) == 1, operation
 
 
 @pytest.mark.trial
