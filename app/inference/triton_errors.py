@@ -135,7 +135,7 @@ def _first(
     return next((family for search, family in rules if search(message)), otherwise)
 
 
-_KINDS = (
+ERROR_KINDS = (
     (ModelDeadError, "dead"),
     (EngineUnhealthyError, "dead"),
     (EngineDeadError, "dead"),
@@ -148,5 +148,5 @@ _KINDS = (
 
 def count_error(error: GenerationError, model: str) -> None:
     """Count it in the metrics by its kind."""
-    kind = next((name for family, name in _KINDS if isinstance(error, family)), metrics.OTHER)
+    kind = next((name for family, name in ERROR_KINDS if isinstance(error, family)), metrics.OTHER)
     metrics.TRITON_ERRORS.of(model, kind).inc()

@@ -21,7 +21,7 @@ from app.cli.up.service import ServicePart
 from app.cli.up.triton import EmbeddedTriton
 from app.core import metrics
 from app.core.settings import Settings
-from app.inference import triton_errors
+from app.inference.triton_errors import ERROR_KINDS
 from tests.conftest import ROOT
 from tests.integration.api.test_metrics import Samples, parse, value
 from tests.integration.support import until
@@ -251,7 +251,7 @@ def test_each_metric_is_documented_and_each_documented_one_exists() -> None:
 
 
 def test_each_kind_of_error_is_told_from_the_start() -> None:
-    assert {kind for _, kind in triton_errors._KINDS} == set(metrics.TRITON_ERROR_KINDS)
+    assert {kind for _, kind in ERROR_KINDS} == set(metrics.TRITON_ERROR_KINDS)
 
 
 def test_the_dashboard_can_be_imported() -> None:
