@@ -104,7 +104,6 @@ def _reason(keyword: str) -> str:
 def _compile(schema: Any) -> Check | None:
     import jsonschema_rs  # 6 MB and 50 ms: for processes that check a text
 
-    relaxed = Relaxed.of(schema)
     drafts = (
         jsonschema_rs.Draft4Validator, jsonschema_rs.Draft6Validator, jsonschema_rs.Draft7Validator,
         jsonschema_rs.Draft201909Validator, jsonschema_rs.Draft202012Validator,
@@ -113,6 +112,7 @@ def _compile(schema: Any) -> Check | None:
     known = [draft for name, draft in zip(_DRAFTS, drafts, strict=True) if name in named]
     draft = known[0] if known else drafts[-1]
     try:
+        relaxed = Relaxed.of(schema)
         cost = Cost(relaxed.schema, relaxed.states)
         validator = draft(
             relaxed.schema,

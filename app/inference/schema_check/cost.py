@@ -16,6 +16,7 @@ _MAX_HEIGHT = 256  # of parts that lead to parts of the same value: the validato
 _MAX_COUNTED = 20_000  # parts times levels that are counted here
 _VERY_MANY = 10**12
 _OF_A_CONTAINER = 5  # steps to compare one with another
+_SCALARS_OF_A_STEP = 8
 _STATES_OF_A_STEP = 4  # of an automaton that reads a character
 
 Children = list[list[Any]]  # of groups: a value is checked by one part of each
@@ -145,6 +146,10 @@ def _inner(value: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, dict | list):
-        return _OF_A_CONTAINER + sum(map(_size, _inner(value)))
-    return 1
+    """The steps to compare a value with this one."""
+    if not isinstance(value, dict | list):
+        return 1
+    inner = [*_inner(value)]
+    containers = [one for one in inner if isinstance(one, dict | list)]
+    scalars = len(inner) - len(containers)
+    return _OF_A_CONTAINER + sum(map(_size, containers)) + scalars // _SCALARS_OF_A_STEP

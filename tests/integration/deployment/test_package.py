@@ -116,7 +116,10 @@ def output(package: Package) -> Iterator[Path]:
 
 def metadata(package: Package) -> Message:
     with zipfile.ZipFile(package.wheel) as wheel:
-        (name,) = (one for one in wheel.namelist() if one.endswith(".dist-info/METADATA"))
+        # The vLLM backend has one of its own, deeper in the wheel.
+        (name,) = (
+            one for one in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", one)
+        )
         return BytesParser().parsebytes(wheel.read(name))
 
 

@@ -1,5 +1,6 @@
 """The check of texts against JSON schemas: what fails, what never does, and the bounds of its time."""
 
+import json
 import time
 from typing import Any
 
@@ -124,14 +125,32 @@ CHAIN = {
         ({"items": {"enum": [{"a": n} for n in range(3_000)]}}, f"[{'1,' * 3_000}1]"),
         ({"allOf": [{"pattern": "(a|b)*a(a|b){100}c"}] * 50}, f'"{"ab" * 20_000}"'),
         ({"type": "null"}, " " * 1_000_001),
+        ({"allOf": [{}] * 20_000 + [{"type": "null"}]}, "1"),
     ],
-    ids=["allOf", "anyOf", "expression", "chain", "deep", "deeper", "enum", "pattern", "long"],
+    ids=[
+        "allOf",
+        "anyOf",
+        "expression",
+        "chain",
+        "deep",
+        "deeper",
+        "enum",
+        "pattern",
+        "long",
+        "parts",
+    ],
 )
 def test_a_check_that_would_take_long_is_left_out(schema: Any, text: str) -> None:
     compiled(schema)
     began = time.thread_time()
     assert fault_of(schema, text) is None
     assert time.thread_time() - began < 1
+
+
+def test_a_long_list_of_choices_is_checked() -> None:
+    choices = [f"choice {n}" for n in range(3_000)]
+    fault = fault_of({"items": {"enum": choices}}, json.dumps([*choices[:500], "other"]))
+    assert fault == Fault("it does not follow `enum`", "/500")
 
 
 def test_an_expression_is_checked_as_long_as_it_is_small() -> None:
