@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -40,7 +41,12 @@ def run_vllm_server(directory: Path) -> Iterator[str]:
     with (
         log.open("w") as output,
         subprocess.Popen(
-            command, env=environment, cwd=log.parent, stdout=output, stderr=subprocess.STDOUT
+            command,
+            env=environment,
+            cwd=log.parent,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         ) as process,
     ):
         url = f"http://127.0.0.1:{port}"
@@ -48,7 +54,7 @@ def run_vllm_server(directory: Path) -> Iterator[str]:
             wait_for(url, process, log)
             yield url
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # its engine, too
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
