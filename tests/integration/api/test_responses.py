@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 import openai
 import pytest
-from openai import AsyncOpenAI
+from openai import APIStatusError, AsyncOpenAI
 
 from app.api.openai.response_events import ATTEMPT_STEP, PRELUDE
 from app.core.settings import Settings
@@ -563,10 +563,9 @@ async def test_tools(client: AsyncOpenAI, connection: asyncpg.Connection) -> Non
 @pytest.mark.parametrize(
     ("arguments", "taken"),
     [
-        ('{"town": "Bo', "{}"),
         (r'{"town": "a\u0000b\ud800c"}', '{"town": "a\ufffdb\ufffdc"}'),
         ('{"town": 1e400}', '{"town": "inf"}'),
-        (f'{{"town": {10**30}}}', f'{{"town": "{10**30}"}}'),
+        (f'{{"town": "a", "n": {10**30}}}', f'{{"town": "a", "n": "{10**30}"}}'),
         ('{"town": %s}' % ("[" * 300 + "]" * 300), "{}"),
     ],
 )
@@ -583,15 +582,27 @@ async def test_a_conversation_goes_on_from_any_call(
     assert f'"arguments": {taken}' in prompt
 
 
-async def test_a_call_that_the_length_cut_is_incomplete(client: AsyncOpenAI) -> None:
+async def test_a_forced_call_that_does_not_follow_its_schema_fails(client: AsyncOpenAI) -> None:
+    tools: Any = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}}
+    for arguments in ('{"town": "Bo', f'{{"town": {10**30}}}'):
+        with pytest.raises(APIStatusError) as refusal:
+            await ask(client, f"{{{{text={arguments} }}}}", **tools)
+        assert (refusal.value.status_code, refusal.value.code) == (502, "invalid_output")
+
+
+async def test_a_call_that_the_length_cut_is_incomplete(
+    client: AsyncOpenAI, connection: asyncpg.Connection
+) -> None:
     tools: Any = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}}
     asked = '{{text={"town": "a town by the river"} }}'
     made = await ask(client, asked, max_output_tokens=2, **tools)
     assert made.status == "incomplete"
     (call,) = made.output
     assert (call.type, call.status) == ("function_call", "incomplete")
-    after = await ask(client, "go on", previous_response_id=made.id)
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    after = await ask(client, [output], previous_response_id=made.id, tools=[WEATHER])
     assert after.status == "completed"
+    assert '"arguments": {}' in await rendered(connection, after.id)
 
 
 async def test_a_format_and_probabilities(calling: Service, client: AsyncOpenAI) -> None:

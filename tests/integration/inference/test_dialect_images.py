@@ -83,7 +83,11 @@ async def test_each_dialect_has_the_text_of_chat(
 ) -> None:
     expected = await by_chat(client, chat(*parts))
     message = await messages.messages.create(**by_messages(*parts))
-    assert message.content[0].to_dict() == {"type": "text", "text": expected}
+    assert message.content[0].to_dict() == {
+        "type": "text",
+        "text": expected,
+        "citations": None,
+    }
     async with messages.messages.stream(**by_messages(*parts)) as stream:
         assert await stream.get_final_text() == expected
     response = await client.responses.create(**by_responses(*parts))
