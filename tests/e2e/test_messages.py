@@ -36,7 +36,7 @@ async def test_a_message_and_its_stream_have_the_native_text(vllm_settings: Sett
             streamed = await stream.get_final_message()
         stored = await service.client.get(f"/results/{whole.id.removeprefix('msg_')}")
         text = stored.json()["result"]
-        assert whole.content[0].to_dict() == {"type": "text", "text": text}
+        assert whole.content[0].to_dict() == {"type": "text", "text": text, "citations": None}
         assert streamed.content[0].text == text  # type: ignore[union-attr]
         assert streamed.usage == whole.usage
         counted = await client.messages.count_tokens(
