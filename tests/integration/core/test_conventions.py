@@ -18,8 +18,8 @@ from tests.integration.support import CHAT_TEMPLATE, fresh_database, serve, unti
 from tests.otlp import Collector, attributes, collecting
 from tests.postgres import PostgresServer
 
-SECRET = "Ypsilon"  # in each text of a request
-TEXT = f"{SECRET} {{{{chunks=4}}}}"
+UNUSUAL = "Ypsilon"  # in each text of a request
+TEXT = f"{UNUSUAL} {{{{chunks=4}}}}"
 CHAT: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": TEXT}]}
 ANSWERED = {"gen_ai.response.id", "gen_ai.response.model", "gen_ai.usage.input_tokens"}
 GENERATED = {
@@ -51,7 +51,7 @@ CASES = [
     Case("/v1/completions", {"model": "scripted", "prompt": TEXT}, "text_completion"),
     Case(
         "/v1/chat/completions",
-        CHAT | {"seed": 7, "response_format": JSON_SCHEMA, "stop": [SECRET], "temperature": 0},
+        CHAT | {"seed": 7, "response_format": JSON_SCHEMA, "stop": [UNUSUAL], "temperature": 0},
         "chat",
         {"gen_ai__request__seed": 7, "gen_ai__output__type": "json"},
     ),
@@ -64,7 +64,7 @@ CASES = [
     Case("/inference/scripted", {"text": TEXT}, "text_completion", route="/inference/{model}"),
 ]
 LOST = Case(
-    "/results/", {"model": "scripted", "content": f"{SECRET} {{{{fail_at=1}}}}"}, "text_completion"
+    "/results/", {"model": "scripted", "content": f"{UNUSUAL} {{{{fail_at=1}}}}"}, "text_completion"
 )
 
 
@@ -116,10 +116,10 @@ async def ended(service: Service) -> bool:
 
 # Requests that no route answers, or whose path has an id, by trace ids.
 REFUSED = {
-    "1" * 32: ("GET", f"/nowhere/{SECRET}"),
+    "1" * 32: ("GET", f"/nowhere/{UNUSUAL}"),
     "2" * 32: ("PROPFIND", "/results/"),
     "3" * 32: ("GET", "/results/01890000-0000-7000-8000-000000000000"),
-    "4" * 32: ("GET", f"/results/?q={SECRET}"),
+    "4" * 32: ("GET", f"/results/?q={UNUSUAL}"),
 }
 
 
@@ -168,9 +168,9 @@ def test_no_span_of_ours_is_a_call_of_a_model_and_none_has_a_text(traced: Traced
     for span in own:
         check_own_span(span)
     paths = {attributes(span).get("url.path") for span in traced.collector.spans}
-    texts = str(traced.collector.spans).replace(f"/nowhere/{SECRET}", "")
-    assert f"/nowhere/{SECRET}" in paths
-    assert SECRET not in texts
+    texts = str(traced.collector.spans).replace(f"/nowhere/{UNUSUAL}", "")
+    assert f"/nowhere/{UNUSUAL}" in paths
+    assert UNUSUAL not in texts
     # The scripted model's words.
     answer = next(iter(traced.answers.values())).json()["result"]
     assert answer.split()[0] not in texts
