@@ -14,8 +14,8 @@ import orjson
 from app.inference.schema_check.cost import Cost
 from app.inference.schema_check.relaxed import Relaxed
 
-MAX_TEXT = 1_000_000  # characters of a text that is checked
-MAX_STEPS = 400_000  # 10 to 50 ms, in which the validator holds the interpreter's lock
+MAX_TEXT = 250_000  # characters of a text that is checked: some 10 ms to read
+MAX_STEPS = 200_000  # some 10 ms, in which the validator holds the interpreter's lock
 _MAX_REGEX_BYTES = 1 << 18  # of an automaton
 _MAX_CACHED_BYTES = 1 << 19  # of schemas, whose checks have 20 times as many
 _LONG_NUMBER = 15  # characters of which a double may not keep all

@@ -16,8 +16,10 @@ _LISTS = frozenset(("allOf", "prefixItems"))
 _BY_NAME = frozenset(("properties", "$defs", "definitions"))
 _ALTERNATIVES = ("anyOf", "oneOf")
 _NULL = {"type": "null"}
-_MAX_PATTERNS = 64  # each takes up to 5 ms to compile
-_MAX_PARTS = 4_000  # 60 ms to compile
+# Each bounds the time of compiling, in which the validator holds the interpreter's lock, to some 10 ms.
+_MAX_PATTERNS = 64
+_MAX_STATES = 8_000  # of all patterns
+_MAX_PARTS = 1_000
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class Relaxed:
         if not isinstance(pattern, str) or len(self.states) >= _MAX_PATTERNS:
             return None
         found = portable(pattern)
-        if found is None:
+        if found is None or sum(self.states.values()) + found.states > _MAX_STATES:
             return None
         self.states[found.text] = found.states
         return found.text
