@@ -2,9 +2,8 @@
 
 All of `tests/e2e`, `tests/browser` and `tests/chaos` are trials; others have the mark themselves. `make test`
 has tests of up to two seconds. One that needs longer and belongs there has the mark `slow` with its reason.
-With `--strict-tiers`, as in .ci/run, any other slow test fails, and so does one that is skipped. Seconds are those of
-a machine of two cores of its own: a test that seems slow is run again, each time beside a measurement of the machine's
-pace, and a machine at half that pace has twice the time.
+With `--strict-tiers`, as in .ci/run, any other test that takes twice as long fails: machines differ, and are busy. So does
+one that is skipped.
 """
 
 import time
@@ -15,11 +14,10 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 _FAST_SECONDS = 2.0
+_MOST_SECONDS = 2 * _FAST_SECONDS
 _TRIAL_SECONDS = 240.0  # after which a trial without a limit of its own hangs; pyproject.toml has that of the others
 # A machine that stalls, or is busy, makes any test slow once.
 _MEASUREMENTS = 3
-# Duration of `_measure_pace` there, beside a second process of tests.
-_PACE_SECONDS = 0.3
 _TESTS = Path(__file__).resolve().parent
 _TRIALS = tuple(_TESTS / folder for folder in ("e2e", "browser", "chaos"))
 
@@ -28,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--strict-tiers",
         action="store_true",
-        help=f"fail tests of over {_FAST_SECONDS:g} s without the mark trial or slow, and skipped ones",
+        help=f"fail tests of over {_MOST_SECONDS:g} s without the mark trial or slow, and skipped ones",
     )
 
 
@@ -92,31 +90,19 @@ class Measurement:
         result = yield
         if any(item.get_closest_marker(name) for name in ("trial", "slow")):
             return result
-        if self._own <= _FAST_SECONDS:
-            return result
-        pace = _measure_pace()
-        times = [self._own / pace]
-        while min(times) > _FAST_SECONDS and len(times) < _MEASUREMENTS and not self._has_failed:
-            self._own, before = 0.0, pace
+        times = [self._own]
+        while min(times) > _MOST_SECONDS and len(times) < _MEASUREMENTS and not self._has_failed:
+            self._own = 0.0
             item._initrequest()  # type: ignore[attr-defined]
             for report in runtestprotocol(item, log=False, nextitem=nextitem):
                 self._own += report.duration if report.when != "teardown" else 0.0
                 if not report.passed:
                     self._has_failed = True
                     item.ihook.pytest_runtest_logreport(report=report)
-            pace = _measure_pace()
-            times.append(self._own / ((before + pace) / 2))
-        if min(times) > _FAST_SECONDS and not self._has_failed:
+            times.append(self._own)
+        if min(times) > _MOST_SECONDS and not self._has_failed:
             item.ihook.pytest_runtest_logreport(report=_too_slow(item, times))
         return result
-
-
-def _measure_pace() -> float:
-    """Time that this machine takes now, as a multiple of that of the machine that the limit is for; at least 1."""
-    began, total = time.perf_counter(), 0
-    for number in range(2_000_000):
-        total += number * number % 7
-    return max(1.0, (time.perf_counter() - began) / _PACE_SECONDS)
 
 
 def _too_slow(item: pytest.Item, times: list[float]) -> pytest.TestReport:
@@ -126,6 +112,6 @@ def _too_slow(item: pytest.Item, times: list[float]) -> pytest.TestReport:
         location=item.location,
         keywords={},
         outcome="failed",
-        longrepr=f"takes {measured} s: make it faster, or mark it `trial`, or `slow` with the reason",
+        longrepr=f"takes {measured} s, and not {_FAST_SECONDS:g}: make it faster, or mark it `trial`, or `slow` with the reason",
         when="call",
     )
